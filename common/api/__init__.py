@@ -63,8 +63,8 @@ def attention(
 
     Where q, k, v or sinks want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward
     computes dQ, dK and dV. It takes no `out`; alibi_slopes have no gradient, and gradients have none. A row that sees
-    no key adds nothing to them. With `deterministic`, and under torch.use_deterministic_algorithms(True), each run
-    gives them the same bits, which O always has.
+    no key adds nothing to them by its dO. With `deterministic`, and under torch.use_deterministic_algorithms(True),
+    each run gives them the same bits, which O always has.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
     is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.

@@ -147,7 +147,7 @@ def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
         options = dataclasses.replace(options, **dict(zip(ctx.kept, kept, strict=True)))
     if any(wanted[name] for name in _INPUTS):
         tensors, asked = (dout, q, k, v, o, lse, dlse), (wanted["q"], wanted["k"] or wanted["v"])
-        if torch.is_grad_enabled() or are_observed(q, k, v, dout, o, lse):
+        if torch.is_grad_enabled() or are_observed(q, k, v, dout, o, lse) or gradients.are_batched(dout, dlse):
             computed = torch.ops.flashladder.attention_backward(*tensors, *options.flat(), *asked)
         else:
             computed = _compute(*tensors, options, *asked)
@@ -181,13 +181,14 @@ def _of_sinks(
     options: Options, o: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
 ) -> torch.Tensor:
     """(heads,): a sink takes the share exp(sink - LSE) of each row's weights; dLSE pulls it up, dO O pushes it down."""
-    share = (options.tensors["sinks"][:, None] - lse).exp().masked_fill(lse == -math.inf, 0)  # no key, and no sink
-    pull = -(dout.float() * o).sum(-1).transpose(1, 2).view_as(lse)  # packed, lse has no batch
-    pulled = share * (pull if dlse is None else pull + dlse)
+    share = (options.tensors["sinks"][:, None] - lse).exp()
+    pushed = (dout.float() * o).sum(-1).masked_fill((o == 0).all(-1), 0)  # of a row without keys, whose dO may be NaN
+    pull = -pushed.transpose(1, 2).reshape(lse.shape)  # packed, lse has no batch
+    pulled = (share * (pull if dlse is None else pull + dlse)).masked_fill(lse == -math.inf, 0)  # no key, and no sink
     if options.cu_seqlens_q is not None:
         row = torch.arange(lse.shape[-1], device=lse.device)
         pulled = pulled.masked_fill(row >= options.cu_seqlens_q[-1], 0)  # of no sequence; dO and dLSE may be NaN there
-    return pulled.transpose(0, -2).flatten(1).sum(1)
+    return pulled.sum((-1,) if lse.dim() == 2 else (0, -1))
 
 
 torch.library.register_autograd("flashladder::attention", differentiate, setup_context=_keep_plain, lib=LIBRARY)
@@ -224,11 +225,11 @@ def _compute(
 
 
 def _as_kernels_read(dout: torch.Tensor) -> torch.Tensor:
-    """dO, copied where its strides are not those of a kernel's input: o.sum() gives one with no strides at all."""
+    """dO, copied where its strides or address are no kernel's input: o.sum() gives one with no strides at all."""
     elements = ALIGNMENT // dout.element_size()
     *steps, last = dout.stride()
     is_plain = last == 1 and not any(step % elements for step in steps) and dout.data_ptr() % ALIGNMENT == 0
-    return dout if is_plain else dout.contiguous()
+    return dout if is_plain else dout.clone(memory_format=torch.contiguous_format)
 
 
 def _attention_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:

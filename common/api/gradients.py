@@ -14,6 +14,11 @@ def wanted(*tensors: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
+def are_batched(*tensors: torch.Tensor | None) -> bool:
+    """Whether one has no memory, as it stands for several: in torch.autograd.grad(..., is_grads_batched=True)."""
+    return any(tensor is not None and _functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
+
+
 def refuse(*tensors: torch.Tensor, what: str = "the inputs", whose: str = "kernels compute") -> None:
     """UnsupportedProblemError where a tensor wants a gradient, or has a derivative with it (forward mode)."""
     if wanted(*tensors):

@@ -1,5 +1,8 @@
 """attention under torch.autograd: the gradients of a model, on the emulator and on a GPU."""
 
+import math
+
+import fake_cuda
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -98,6 +101,60 @@ def test_a_gradient_of_other_strides(device):
     assert dout.stride(-1) != 1
     grads = torch.autograd.grad(flashladder.attention(q, k, v), (q, k, v), dout)
     require_right(problem, tensors, **dict(zip(("dq", "dk", "dv"), grads, strict=True)))
+
+
+def test_a_gradient_at_any_address(device, monkeypatch):
+    """That of O is copied. The emulator has no need to: launches are looked at in its place."""
+    if device == "cpu":
+        fake_cuda.for_attention(monkeypatch)
+    _, tensors, inputs = drawn(device)
+    o, lse = flashladder.attention(*inputs, return_lse=True)
+    found = []
+    for shift in (0, 1):
+        dout, dlse = (x.new_empty(x.numel() + shift)[shift:].view_as(x).copy_(x) for x in (tensors.dout, tensors.lse))
+        found.append(torch.autograd.grad((o, lse), inputs, (dout, dlse), retain_graph=True))
+    assert device == "cpu" or all(map(torch.equal, *found))
+
+
+def test_gradients_of_several_directions(device):
+    """torch then has one tensor stand for several, which has no memory."""
+    _, tensors, (q, k, v) = drawn(device)
+    sinks = torch.zeros(2, device=device, requires_grad=True)
+    outputs = flashladder.attention(q, k, v, sinks=sinks, return_lse=True)
+    both = [torch.stack((x, -2 * x)) for x in (tensors.dout, tensors.lse)]
+    made = torch.autograd.grad(outputs, (q, k, v, sinks), both, is_grads_batched=True, retain_graph=True)
+    for number in range(2):
+        one = torch.autograd.grad(outputs, (q, k, v, sinks), [x[number] for x in both], retain_graph=True)
+        assert all(torch.equal(x[number], y) for x, y in zip(made, one, strict=True))
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+
+    def of_packed(x):
+        return flashladder.flash_attn_varlen_func(x, x, x, starts, starts, 3, 3)[0, 0, :2]
+
+    x = q[0, :5].detach()
+    found = [torch.autograd.functional.jacobian(of_packed, x, vectorize=vectorize) for vectorize in (False, True)]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_row_without_keys_adds_nothing_to_the_gradient_of_sinks(packed, device):
+    """Its O is 0, whatever its dO says. The log-sum-exp is the sink."""
+    _, tensors, inputs = drawn(device, seqlen_k=8)
+    sinks = torch.zeros(2, device=device, requires_grad=True)
+    starts = [torch.tensor([0, end], dtype=torch.int32, device=device) for end in (20, 8)]
+    dlse, found = torch.ones(2, 20, device=device), []
+    for value in (0.0, math.nan):
+        dout = tensors.dout.detach().clone()
+        dout[:, :12] = value
+        if packed:
+            o, lse = flashladder.packed_attention(
+                *(x[0] for x in inputs), *starts, 20, 8, causal=True, sinks=sinks, return_lse=True
+            )
+        else:
+            o, lse = flashladder.attention(*inputs, causal=True, sinks=sinks, return_lse=True)
+        found += torch.autograd.grad((o, lse), sinks, (dout.view_as(o), dlse.view_as(lse)))
+    assert torch.equal(*found)
+    assert (found[0] > 11).all()
 
 
 def test_expanded_keys(device):
