@@ -6,11 +6,13 @@ What the host can see without waiting for a GPU is refused here. What it cannot 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
 from flashladder.common.api import gradients, sequences, validate
+from flashladder.common.api.validate import can_look_at
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8, quantised
 from flashladder.common.problem.inputs import Tensors
@@ -121,11 +123,6 @@ def numbers(name: str, value: object, q: torch.Tensor, most: int, what: str) -> 
     return found.contiguous()
 
 
-def can_look_at(tensor: torch.Tensor) -> bool:
-    """Whether its values can be read without waiting for a GPU."""
-    return not tensor.is_cuda and not torch.compiler.is_compiling()
-
-
 def lengths_of(cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, cache: Cache) -> torch.Tensor:
     """How many keys each sequence has: (batch), int32. UnsupportedProblemError for what cannot be so many."""
     if isinstance(cache_seqlens, torch.Tensor):
@@ -174,14 +171,21 @@ def check_layouts(
     launch.check(problem, Tensors(tensors, problem))
 
 
-def check_apart(cache: Cache) -> None:
-    """UnsupportedProblemError where new keys would be written over each other."""
-    for name, tensor in (("k_cache", cache.k), ("v_cache", cache.v)):
+def check_apart(cache: Cache, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """UnsupportedProblemError where new keys would be written over each other, or over one of the tensors of a call."""
+    written = {"k_cache": cache.k, "v_cache": cache.v}
+    for name, tensor in written.items():
         if not overlap.is_apart_in_itself(tensor.shape, tensor.stride()):
             raise UnsupportedProblemError(
                 f"{name} has strides {tensor.stride()}, by which elements lie on each other; new keys take memory for "
                 "each"
             )
+        for other, x in {**written, **tensors}.items() if validate.has_memory(tensor) else ():
+            if x is not None and other != name and overlap.share(tensor, x):
+                raise UnsupportedProblemError(
+                    f"{name} shares memory with {other.removesuffix('_new')}; where new keys are written, it takes "
+                    "memory of its own"
+                )
 
 
 def places(lengths: torch.Tensor, new: int, room: int) -> torch.Tensor:

@@ -86,7 +86,8 @@ def flash_attn_with_kvcache(
     what comes of either means nothing, but nothing outside is read or written. Forward only. After a first call a CUDA
     graph may capture it.
 
-    Raises UnsupportedProblemError for tensors that do not go together, and for rotary embeddings without new keys.
+    Raises UnsupportedProblemError for tensors that do not go together, for caches that share memory with each other or
+    with new keys where these are written, and for rotary embeddings without k and v.
     """
     given = causal, softmax_scale, window_size, softcap, rotary_interleaved, num_splits
     if cache_batch_idx is None:
@@ -256,7 +257,7 @@ def _attend_padded(step: Step) -> _Outputs:
     wide = {name: None if x is None else pad(x, (0, columns - head_dim)) for name, x in narrow.items()}
     scale = head_dim**-0.5 if step.softmax_scale is None else step.softmax_scale
     if new is not None:
-        caches.check_apart(cache)
+        caches.check_apart(cache, step.tensors)
     padded = dataclasses.replace(step, softmax_scale=scale, **wide)  # type: ignore[arg-type]
     o, lse = _attend(padded)
     if new is not None:
@@ -276,7 +277,7 @@ def _rounded(step: Step, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | None
         problem = step.problem
         ready.ready_for(problem, q).check(problem)
         caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
-    caches.check_apart(cache)
+    caches.check_apart(cache, {**step.tensors, "k_new": k, "v_new": v})
     if rotary:
         in_order = step.causal or (step.window_left, step.window_right) != validate.OPEN
         of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)

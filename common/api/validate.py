@@ -198,6 +198,16 @@ def sinks(value: object, q: torch.Tensor) -> torch.Tensor:
     return found.float().contiguous()
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it lies somewhere: while torch compiles, tensors do not, and those of other classes may not."""
+    return not (tensor.is_meta or torch.compiler.is_compiling()) and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def can_look_at(tensor: torch.Tensor) -> bool:
+    """Whether its values can be read without waiting for a GPU."""
+    return has_memory(tensor) and not tensor.is_cuda
+
+
 def _require_one_device(name: str, found: torch.Tensor, q: torch.Tensor) -> None:
     if found.device != q.device:
         raise UnsupportedProblemError(f"{name} on {found.device}, q on {q.device}; kernels take one device")

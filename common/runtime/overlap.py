@@ -11,13 +11,6 @@ import torch
 _EFFORT = 10_000  # of NumPy, which then takes them to overlap: views of one tensor need a few steps
 
 
-def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements lie from the first to the last, of a tensor of four dimensions that is not empty."""
-    a, b, c, d = shape
-    of_a, of_b, of_c, of_d = strides
-    return 1 + (a - 1) * of_a + (b - 1) * of_b + (c - 1) * of_c + (d - 1) * of_d
-
-
 def is_apart_in_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a stride is always longer than what the shorter ones span, so that no two elements are one."""
     reach = 0
@@ -30,8 +23,18 @@ def is_apart_in_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def share(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one device have a byte in common; views that interleave have none."""
+    (first, end_of_first), (second, end_of_second) = map(_reach, (a, b))
+    if end_of_first <= second or end_of_second <= first:
+        return False
     arrays = np.asarray(_Addresses(a)), np.asarray(_Addresses(b))
     return bool(np.may_share_memory(*arrays, max_work=_EFFORT))  # type: ignore[arg-type]  # its stubs say 0 or -1
+
+
+def _reach(tensor: torch.Tensor) -> tuple[int, int]:
+    """Its first byte, and the one behind its last."""
+    begin, steps = tensor.data_ptr(), zip(tensor.shape, tensor.stride(), strict=True)
+    reach = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    return begin, begin + tensor.element_size() * reach
 
 
 class _Addresses:

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 
@@ -125,10 +126,31 @@ struct View {
         return true;
     }
     bool is_apart_from(const View &other) const { return end() <= other.begin() || other.end() <= begin(); }
+    // Whether it lies between the elements of another of the same shape and strides, which is apart in itself.
+    bool is_between(const View &other) const {
+        const int64_t bytes = std::abs(begin() - other.begin());
+        if (ndim != other.ndim || dtype.bits != other.dtype.bits || !std::equal(shape, shape + ndim, other.shape) ||
+            !std::equal(strides, strides + ndim, other.strides) || bytes % element_bytes())
+            return false;
+        int order[] = {0, 1, 2, 3};
+        std::sort(order, order + ndim, [&](int a, int b) { return strides[a] > strides[b]; });
+        return !has_distance(bytes / element_bytes(), order, order + ndim);
+    }
 
   private:
     char *data;
 
+    // Whether two elements lie so far from each other along these dimensions, of which each stride is longer than what
+    // those behind it span: so there are two numbers of its steps at most that they can make up for.
+    bool has_distance(int64_t distance, const int *dimension, const int *last) const {
+        if (dimension == last) return distance == 0;
+        const int64_t most = shape[*dimension] - 1, stride = strides[*dimension];
+        if (most == 0) return has_distance(distance, dimension + 1, last);
+        const int64_t below = distance / stride - (distance % stride < 0);
+        for (int64_t steps : {below, below + 1})
+            if (-most <= steps && steps <= most && has_distance(distance - steps * stride, dimension + 1, last)) return true;
+        return false;
+    }
     // Whether dimensions of that size on have the strides of a new tensor.
     bool has_steps_of_new(int64_t size) const {
         uint64_t step = 1;  // which overflows where a tensor has no elements
@@ -177,14 +199,16 @@ struct Call {
         if (number < 0 && !sizes[-1 - number]) sizes[-1 - number] = found;
         return value(number) == found;
     }
-    // Outputs have a place of their own for each element. What is updated may lie between the elements of another.
+    // What is written has a place of its own for each element. What is updated may lie between those of another tensor.
     bool are_apart() const {
         for (int i = 0; i < plan.num_tensors; ++i) {
             const TensorPlan &tensor = plan.tensors[i];
             if ((!tensor.is_output && !tensor.is_updated) || !views[i].is_there) continue;
             if (!views[i].is_apart_in_itself()) return false;
-            for (int other = 0; tensor.is_output && other < plan.num_tensors; ++other)
-                if (other != i && views[other].is_there && !views[i].is_apart_from(views[other])) return false;
+            for (int other = 0; other < plan.num_tensors; ++other)
+                if (other != i && views[other].is_there && !views[i].is_apart_from(views[other]) &&
+                    (tensor.is_output || !views[i].is_between(views[other])))
+                    return false;
         }
         return true;
     }

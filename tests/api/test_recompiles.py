@@ -21,7 +21,7 @@ CALLS = {
     "packed": lambda q: flashladder.packed_attention(q[0], q[0], q[0], STARTS, STARTS, 34, 34),
     "cache": lambda q: flashladder.flash_attn_with_kvcache(q[:, :1], q, q, cache_seqlens=LENGTHS),
     "new keys": lambda q: flashladder.flash_attn_with_kvcache(
-        q[:, :1], q, q, q[:, :1], q[:, :1], cache_seqlens=LENGTHS
+        q[:, :1], q.clone(), q.clone(), q[:, :1], q[:, :1], cache_seqlens=LENGTHS
     ),
     "latents": lambda q: flashladder.flash_mla_with_kvcache(
         LATENTS, LATENTS.new_zeros(1, 64, 1, 576), TABLE, LENGTHS, 512

@@ -233,6 +233,29 @@ def test_new_keys_in_caches_of_one_tensor(driver, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        (lambda k, v, new: (k, k, new, new), "k_cache shares memory with v_cache"),
+        (lambda k, v, new: (k[:, :-1], k[:, 1:], new, new), "k_cache shares memory with v_cache"),
+        (lambda k, v, new: (k, v, k[:, :1], new), "k_cache shares memory with k;"),
+        (lambda k, v, new: (k, v, new, v[:, 2:3]), "v_cache shares memory with v;"),
+    ],
+)
+def test_caches_that_lie_on_other_tensors_are_refused(driver, way, words):
+    """Also once C++ knows calls of these shapes, of which interleaved ones are right."""
+    q, (k, v) = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), interleaved(2, 9)
+    given = way(k, v, torch.zeros(2, 1, HEADS_K, COLUMNS).bfloat16())
+    options = {"cache_seqlens": torch.zeros(2, dtype=torch.int32)}
+    apart = interleaved(2, given[0].shape[1])
+    for _ in range(3):
+        flash_attn_with_kvcache(q, *apart, *(x.clone() for x in given[2:]), **options)
+    driver.launches.clear()
+    with pytest.raises(UnsupportedProblemError, match=words):
+        flash_attn_with_kvcache(q, *given, **options)
+    assert not driver.launches
+
+
+@pytest.mark.parametrize(
     "given",
     [
         {"cache_seqlens": 5},
@@ -265,7 +288,7 @@ def test_a_known_call_runs_two_functions_here(driver, monkeypatch):
     """All else is C++'s, also where the log-sum-exp is asked for, and where new keys are given."""
     q, cache = torch.zeros(2, 1, HEADS, COLUMNS).bfloat16(), torch.zeros(2, 9, HEADS_K, COLUMNS).bfloat16()
     lengths, ran = torch.zeros(2, dtype=torch.int32), []
-    for more in ({}, {"return_softmax_lse": True}, {"k": cache[:, :1], "v": cache[:, :1].clone()}):
+    for more in ({}, {"return_softmax_lse": True}, {"k": q[:, :, :HEADS_K], "v": q[:, :, :HEADS_K]}):
         for _ in range(4):
             ran.clear()
             sys.setprofile(lambda frame, event, _: ran.append(frame) if event == "call" else None)

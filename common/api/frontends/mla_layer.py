@@ -15,9 +15,9 @@ import torch
 from torch.nn.functional import pad
 
 from flashladder.common.api import gradients, mla, validate
-from flashladder.common.api.caches import can_look_at
 from flashladder.common.api.frontends import masks
 from flashladder.common.api.frontends import transformers as ladder
+from flashladder.common.api.validate import can_look_at
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.problem.problem import DTYPES
 from flashladder.common.runtime.outputs import new_o
