@@ -40,9 +40,10 @@ def attention(
     and a log-sum-exp of -inf.
 
     A `window` of (left, right) hides keys that are further from a row's own, which is the last that a causal mask shows
-    it; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to 1000; 0 is none. A hidden
-    key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in flash-attn. With `alibi_slopes`,
-    (num_heads,) or (batch, num_heads), fp32 and finite, a score then loses slope * |i + seqlen_k - seqlen_q - j|.
+    it, whatever `right` is; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to
+    1000; 0 is none. A hidden key weighs 0; if its V is NaN or inf, it spoils rows near it all the same, as in
+    flash-attn. With `alibi_slopes`, (num_heads,) or (batch, num_heads), fp32 and finite, a score then loses
+    slope * |i + seqlen_k - seqlen_q - j|.
 
     With a `dropout_p`, each weight of P is dropped with that probability, rounded to 1/256, and at least 1/256 and at
     most 255/256. The others are multiplied by 1 / (1 - p) for the p so rounded, so that the mean of O is O without

@@ -114,7 +114,7 @@ def flash_attn_with_kvcache(
     if window_size is not validate.ALL:
         window_size = validate.pair("window_size", window_size, -1)
     is_causal, window = validate.mask(causal, window_size, cache.room)
-    left, right = validate.window(window)
+    left, right = validate.window(window, is_causal)
     step = Step(
         q,
         *cache,

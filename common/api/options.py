@@ -134,11 +134,12 @@ def options_of(
 
     A random state is drawn where weights are dropped.
     """
-    left, right = validate.window(window)
+    causal = validate.flag("causal", causal)
+    left, right = validate.window(window, causal)
     dropout_p = validate.probability("dropout_p", dropout_p)
     return Options(
         **packing,
-        causal=validate.flag("causal", causal),
+        causal=causal,
         softmax_scale=validate.scale(softmax_scale),
         window_left=left,
         window_right=right,

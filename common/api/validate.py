@@ -148,12 +148,14 @@ def pair(name: str, value: Any, everything: int | None) -> tuple[Any, Any]:
     return left, right
 
 
-def window(value: Window) -> Window:
-    """A window as kernels take it. UnsupportedProblemError for what is none."""
+def window(value: Window, causal: bool = False) -> Window:
+    """A window as kernels take it: under a causal mask nobody sees a key to the right. UnsupportedProblemError for what
+    is none.
+    """
     if value is OPEN:
         return OPEN
-    left, right = (None if each is None else min(each, ALL_KEYS) for each in pair("window", value, None))
-    return left, right
+    left, right = (None if each is None else rows("window", each) for each in pair("window", value, None))
+    return left, None if causal else right
 
 
 def mask(causal: bool, window_size: tuple[int, int] | torch.Tensor, seqlen_k: int) -> tuple[bool, Window]:
