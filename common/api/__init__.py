@@ -52,7 +52,8 @@ def attention(
     device; `dropout_mask` gives it.
 
     With `sinks`, (num_heads,), fp32, bf16 or fp16, exp(sink) joins the sum of each row, as if of a key whose V is 0. A
-    row that sees no key still has O = 0; its log-sum-exp is the sink.
+    row that sees no key still has O = 0; its log-sum-exp is the sink. Sinks are at most 2.3e38 in magnitude, or
+    infinite: of a larger one on a GPU, at which nobody looks, the log-sum-exp is infinite, and O is right.
 
     O is written to `out` if it is given: a tensor of its shape, of any strides whose last is 1, in memory of its
     own. A call takes longer where that interleaves with an input's.

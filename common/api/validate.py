@@ -17,6 +17,7 @@ OPEN: Window = (None, None)
 ALL = (-1, -1)  # the same, as flash-attn says it
 BATCH, PACKED = "(batch, seqlen, heads, head_dim)", "(total, heads, head_dim)"
 _SYMBOLS = (torch.SymInt, torch.SymFloat)  # of torch.compile, which must not ask for their values
+MAX_SINK = 2.3e38  # in magnitude: log2(e) times more is near the end of fp32
 _SINK_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -197,7 +198,12 @@ def sinks(value: object, q: torch.Tensor) -> torch.Tensor:
         )
     _require_one_device("sinks", found, q)
     gradients.refuse_forward_mode(found, what="sinks")
-    return found.float().contiguous()
+    wide = found.float()
+    if can_look_at(found) and (beyond := wide[wide.isfinite() & (wide.abs() > MAX_SINK)]).numel():
+        raise UnsupportedProblemError(
+            f"sinks has {beyond[0]:.2g}: kernels hold them in fp32 by powers of 2, which takes up to {MAX_SINK:.2g}"
+        )
+    return wide.contiguous()
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
