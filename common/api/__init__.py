@@ -78,6 +78,7 @@ def attention(
         if done is not None:
             return done
     q, k, v = validate.tensors(BATCH, q=q, k=k, v=v)
+    validate.go_together(q, k, v)
     return_lse = validate.flag("return_lse", return_lse)
     if out is not None and validate.tensor("out", out).requires_grad and torch.is_grad_enabled():
         raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")

@@ -54,7 +54,7 @@ def cache_of(
     (q,) = validate.tensors(validate.BATCH, q=q)
     layout = _WHOLE if block_table is None else _PAGES
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.dim() != 4 or cache.shape != k_cache.shape or 0 in cache.shape:
+        if cache.dim() != 4 or cache.shape != k_cache.shape:
             raise UnsupportedProblemError(f"{name} has shape {tuple(cache.shape)}; both caches are {layout}")
         if (cache.dtype, cache.device) != (wanted := (dtype or q.dtype, q.device)):
             like = "q" if dtype is None else "k_cache"
@@ -99,7 +99,7 @@ def scaled(cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_desc
 
 def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor) -> None:
     def fits(shape: torch.Size) -> bool:
-        return len(shape) == 2 and shape[0] == len(q) and shape[1] > 0
+        return len(shape) == 2 and shape[0] == len(q)
 
     validate.like("block_table", block_table, fits, torch.int32, q.device, f"with q it is ({len(q)}, max_pages)")
     if can_look_at(block_table) and not ((block_table >= -1) & (block_table < len(k_cache))).all():
@@ -144,7 +144,7 @@ def new_keys(
     for name, new in (("k", k), ("v", v)):
         validate.like(name, new, lambda shape: shape == shape_of_both, q.dtype, cache.k.device, wanted)
     gradients.refuse(k, v)
-    if not can_look_at(lengths):
+    if not (can_look_at(lengths) and lengths.numel()):
         return k, v
     if int(lengths.max()) + k.shape[1] > cache.room:
         raise UnsupportedProblemError(
@@ -220,20 +220,20 @@ def new_places(cache: Cache, lengths: torch.Tensor, new: int) -> tuple[tuple[tor
 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, lengths: torch.Tensor) -> None:
-    """Writes new keys behind those of sequences of 8-bit floats, by the cache's scales, where they have a place.
+    """Writes new keys behind those of sequences where they have a place; to 8-bit floats by the cache's scales.
 
     The host does not know how many have one. So each is written, one without a place as the first that has one: the
     same number to the same memory, in whatever order. Where none has a place, what is there is written.
     """
-    if not k.shape[1]:
+    if not k.numel():
         return
     (pages, rows), has_place = new_places(cache, lengths, k.shape[1])
     source = torch.where(has_place, torch.arange(rows.shape[0], device=rows.device), has_place.int().argmax())
     where, is_new = (pages[source], rows[source]), has_place[source][:, None, None]
     for into, new, descale in ((cache.k, k, cache.k_descale), (cache.v, v, cache.v_descale)):
-        assert descale is not None
-        # torch has no index_put_ of 8-bit floats everywhere
-        memory, numbers = (x.view(torch.uint8) for x in (into, quantised(new, descale[:, None]).flatten(0, 1)))
+        memory, numbers = into, new.flatten(0, 1)
+        if descale is not None:  # torch has no index_put_ of 8-bit floats everywhere
+            memory, numbers = (x.view(torch.uint8) for x in (into, quantised(new, descale[:, None]).flatten(0, 1)))
         memory.index_put_(where, torch.where(is_new, numbers[source], memory[where]))
 
 

@@ -213,14 +213,10 @@ def _compute(
     """
     outputs = {"dq": torch.empty_like(q)} if wants_dq else {}
     outputs |= {"dk": torch.empty_like(k), "dv": torch.empty_like(v)} if wants_dkv else {}
-    if options.is_blind(q, k):
-        for gradient in outputs.values():
-            gradient.zero_()
-    else:
-        problem = problem_of(q, k, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
-        _require(problem, q)
-        tensors = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse, "dlse": dlse}
-        operator.launch(problem, {**tensors, **options.tensors, **outputs})
+    problem = problem_of(q, k, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
+    _require(problem, q)
+    tensors = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse, "dlse": dlse}
+    operator.launch(problem, {**tensors, **options.tensors, **outputs}, is_blind=options.is_blind(q, k))
     return tuple(outputs.get(name, q.new_empty(0)) for name in ("dq", "dk", "dv"))
 
 

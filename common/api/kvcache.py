@@ -66,7 +66,9 @@ def flash_attn_with_kvcache(
     and count as cached. With rotary_cos and rotary_sin, (positions, columns / 2), they and q are turned before. New
     keys have the positions from cache_seqlens on. So have rows of q with a causal mask or a window; else all rows have
     the first of these. The tables have a position for each key that there is room for, at least; q may have rows beyond
-    it, where it has more rows than there are new keys. A row beyond the last of the positions turns as that one.
+    it, where it has more rows than there are new keys. A row beyond the last of the positions turns as that one. Where
+    there are new keys, each cache has memory that no other tensor of the call has. There may be none of them, no rows,
+    no sequences and no room.
 
     The caches may be 8-bit floats, torch.float8_e4m3fn, where q is of 16 bits. A number in them means itself times its
     head's scale: k_descale and v_descale, (batch, heads_k) or (1, heads_k), fp32, positive; None: 1. The products are
@@ -133,7 +135,8 @@ def flash_attn_with_kvcache(
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
         k, v = validate.contiguous_rows(*caches.new_keys(k, v, q, cache, lengths))
-        step = _rounded(step, k, v, rotary) if fp8 else step.appending(k, v, rotary)
+        in_kernel = not fp8 and q.numel() and k.numel()
+        step = step.appending(k, v, rotary) if in_kernel else _appended(step, k, v, rotary)
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
     tensors = tuple(step.tensors.values())
@@ -142,7 +145,7 @@ def flash_attn_with_kvcache(
         return outputs
     if _has_kernel(step):
         o, lse = _attend(step)
-        if ready.is_gpu(q) and not operator.is_observed():
+        if ready.is_gpu(q) and q.numel() and k_cache.numel() and not operator.is_observed():
             _remember(step, given, validated)
     else:
         o, lse = _attend_padded(step)
@@ -211,7 +214,7 @@ class Step(Flat):
             options |= {"rotary": True, "rotary_dim": 2 * pairs, "rotary_positions": positions}
             options["rotary_interleaved"] = self.rotary_interleaved
         if self.block_table is not None:
-            options |= {"paged": True, "page_size": self.k_cache.shape[1], "num_pages": len(self.k_cache)}
+            options |= {"paged": True, "page_size": max(1, self.k_cache.shape[1]), "num_pages": len(self.k_cache)}
         return problem_of(
             self.q,
             self.k_cache,
@@ -267,17 +270,20 @@ def _attend_padded(step: Step) -> _Outputs:
     return o[..., :head_dim], lse
 
 
-def _rounded(step: Step, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | None) -> Step:
-    """Writes new keys to a cache of 8-bit floats, by torch's operators; the step that is left, whose q is turned.
+def _appended(step: Step, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | None) -> Step:
+    """The step that is left, whose q is turned, when torch's operators have written new keys: to 8-bit floats, or where
+    there are none, or q is empty.
 
     UnsupportedProblemError for what `decode` would refuse, which is too late where the cache was written to.
     """
     cache, q, lengths = step.cache, step.q, step.cache_seqlens
     if not torch.compiler.is_compiling():
         problem = step.problem
-        ready.ready_for(problem, q).check(problem)
-        caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
-    caches.check_apart(cache, {**step.tensors, "k_new": k, "v_new": v})
+        ready.choice_for(problem, q)
+        if cache.k.numel():
+            caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
+    if k.numel():
+        caches.check_apart(cache, {**step.tensors, "k_new": k, "v_new": v})
     if rotary:
         in_order = step.causal or (step.window_left, step.window_right) != validate.OPEN
         of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
@@ -291,7 +297,7 @@ def _decode(*values: Any) -> _Outputs:
     step = Step(*values)
     problem = step.problem
     if step.k is not None:
-        caches.check_apart(step.cache)
+        caches.check_apart(step.cache, step.tensors)
     o, lse = new_o(step.q), new_lse(step.q)
     operator.launch(problem, {**step.tensors, "o": o, "lse": lse})
     return o, lse

@@ -52,5 +52,5 @@ def _problem_of(
         causal=causal,
         softmax_scale=softmax_scale,
         lse=True,
-        options=(("paged", True), ("page_size", page_size), ("num_pages", num_pages)),
+        options=(("paged", True), ("page_size", max(1, page_size)), ("num_pages", num_pages)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -109,11 +108,9 @@ def compute(
     problem = options.forward_problem(q, k, v, lse)
     outputs = {"o": new_o(q, problem.head_dim_v) if out is None else out}
     outputs |= {LSE: new_lse(q, problem.packed)} if lse else {}
-    if options.is_blind(q, k):
-        _clear(problem, {**options.tensors, **outputs})
-    else:
-        tensors = {"q": q, "k": k, "v": v, **options.tensors, **outputs}
-        found = launch(problem, tensors, options.version, out_is_given=out is not None)
+    tensors = {"q": q, "k": k, "v": v, **options.tensors, **outputs}
+    found = launch(problem, tensors, options.version, out is not None, options.is_blind(q, k))
+    if found is not None:
         if problem.head_dim_v == problem.head_dim and options.is_plain:
             _plain[_signature(q, k, options, lse)] = found
         if watch is not None:
@@ -122,18 +119,30 @@ def compute(
 
 
 def launch(
-    problem: Problem, tensors: Mapping[str, torch.Tensor | None], version: str = FASTEST, out_is_given: bool = False
-) -> Ready:
+    problem: Problem,
+    tensors: Mapping[str, torch.Tensor | None],
+    version: str = FASTEST,
+    out_is_given: bool = False,
+    is_blind: bool = False,
+) -> Ready | None:
     """Computes a problem of any operation on tensors by their names, outputs among them; None for what is left out.
 
-    Rows of no packed sequence are those of one that sees no key.
+    Rows of no packed sequence are those of one that sees no key. Where an input is empty, or nobody sees a key, kernels
+    have nothing to do, and it returns None.
     """
     present = {name: x if x.dim() == 4 else x.contiguous() for name, x in tensors.items() if x is not None}
-    found = ready_for(problem, present["q"], version)
+    q = present["q"]
+    if is_blind or not all(present[name].numel() for name in problem.inputs):
+        ready.choice_for(problem, q, version)  # or it is refused
+        if out_is_given:
+            ready.check_out(present["o"], q, problem.head_dim_v)
+        _clear(problem, present)
+        return None
+    found = ready_for(problem, q, version)
     if problem.packed and not found.rung.supports.rest:
         _clear(problem, present)
     found.launch(problem, present, out_is_given)
-    if problem.packed and not ready.is_gpu(present["q"]):  # the emulator gives all of its memory back
+    if problem.packed and not ready.is_gpu(q):  # the emulator gives all of its memory back
         _clear(problem, present, *(int(present[f"cu_seqlens_{of}"][-1]) for of in "qk"))
     return found
 
@@ -147,7 +156,7 @@ def _clear(problem: Problem, tensors: Mapping[str, torch.Tensor], end_q: int = 0
         elif "sinks" in tensors:
             rest.copy_(tensors["sinks"][:, None])
         else:
-            rest.fill_(-math.inf)
+            rest.fill_(problem.asked.lse_without_keys)
 
 
 def _signature(q: torch.Tensor, k: torch.Tensor, options: Options, lse: bool) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem import dropout
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.problem import DTYPES, Problem
-from flashladder.common.runtime.launch import PROBLEMS_KEPT
+from flashladder.common.runtime.launch import PROBLEMS_KEPT, SIZES
 
 _problem = lru_cache(PROBLEMS_KEPT, typed=True)(Problem)  # calls that come often are of few
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -89,7 +89,7 @@ class Options(Flat):
 
     def is_blind(self, q: torch.Tensor, k: torch.Tensor) -> bool:
         """Whether sequences are packed, and nobody sees a key."""
-        return self.cu_seqlens_q is not None and not all(self.longest(q, k))
+        return self.cu_seqlens_q is not None and not (len(self.cu_seqlens_q) > 1 and all(self.longest(q, k)))
 
     def problem(self, q: torch.Tensor, k: torch.Tensor, **others: Any) -> Problem:
         """That of tensors (batch, seqlen, heads, head_dim); `others` are fields that the options do not say."""
@@ -97,7 +97,7 @@ class Options(Flat):
         asked |= {"window_left": self.window_left, "window_right": self.window_right, "dropout_p": self.dropout_p}
         asked["alibi"] = self.alibi_slopes is not None
         if self.cu_seqlens_q is not None:
-            seqlen_q, seqlen_k = (max(1, rows) for rows in self.longest(q, k))
+            seqlen_q, seqlen_k = self.longest(q, k)
             asked |= {"batch": len(self.cu_seqlens_q) - 1, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
             asked |= {"total_q": max(1, q.shape[1]), "total_k": max(1, k.shape[1])}
         return problem_of(q, k, **asked, **others)
@@ -154,11 +154,14 @@ def options_of(
 
 
 def problem_of(q: torch.Tensor, k: torch.Tensor, **others: Any) -> Problem:
-    """What tensors (batch, seqlen, heads, head_dim) ask for; `others` are fields that they do not say, or say wrong."""
+    """What tensors (batch, seqlen, heads, head_dim) ask for; `others` are fields that they do not say, or say wrong.
+
+    Of empty tensors, which no kernel computes, the problem has 1 for sizes of 0.
+    """
     if q.dtype not in _NAMES:
         raise UnsupportedProblemError(f"q is {q.dtype}; kernels take {listing(_NAMES)}")
     batch, seqlen_q, num_heads, head_dim = q.shape
-    sizes = {
+    sizes: dict[str, Any] = {
         "batch": batch,
         "num_heads": num_heads,
         "num_heads_k": k.shape[2],
@@ -167,4 +170,5 @@ def problem_of(q: torch.Tensor, k: torch.Tensor, **others: Any) -> Problem:
         "head_dim": head_dim,
         "dtype": _NAMES[q.dtype],
     }
-    return _problem(**{**sizes, **others})
+    asked: dict[str, Any] = {**sizes, **others}
+    return _problem(**{**asked, **{name: max(1, asked[name]) for name in SIZES}})

@@ -39,20 +39,19 @@ def packed_attention(
 
     q is (total_q, num_heads, head_dim), k (total_k, num_heads_k, head_dim), v (total_k, num_heads_k, head_dim_v).
     Sequence i has the rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are
-    (sequences + 1), int32, on q's device. A sequence may have no rows; none has more than max_seqlen_q and
-    max_seqlen_k. Returns O, (total_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exps,
-    (num_heads, total_q), fp32. Rows of q behind the last sequence, and those that see no key, have O = 0 and a log-
-    sum-exp of -inf, or, with sinks, the sink. Gradients of rows behind the last sequence count nowhere. The options are
-    those of `attention`, `deterministic` among them; alibi_slopes are (num_heads,) or (sequences, num_heads).
+    (sequences + 1), int32, on q's device. A sequence may have no rows; there may be none; none has more rows than
+    max_seqlen_q and max_seqlen_k. Returns O, (total_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-
+    exps, (num_heads, total_q), fp32. Rows of q behind the last sequence, and those that see no key, have O = 0 and a
+    log-sum-exp of -inf, or, with sinks, the sink. Gradients of rows behind the last sequence count nowhere. The options
+    are those of `attention`, `deterministic` among them; alibi_slopes are (num_heads,) or (sequences, num_heads).
 
     The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
 
     Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
     """
     q, k, v = validate.tensors(PACKED, q=q, k=k, v=v)
+    validate.go_together(q, k, v)
     return_lse = validate.flag("return_lse", return_lse)
-    if k.shape[:2] != v.shape[:2]:
-        raise UnsupportedProblemError(f"v is {tuple(v.shape)}; with k it is {(*k.shape[:2], v.shape[2])}")
     cu_seqlens_q, cu_seqlens_k = (
         sequences.validate_starts(name, cu_seqlens, q.device)
         for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))

@@ -13,7 +13,6 @@ import torch
 from torch.nn.functional import pad
 
 from flashladder.common.api.options import Options
-from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP, TRAINED_HEAD_DIMS
 
 
@@ -32,12 +31,9 @@ def padded(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Options]:
     """The same call on tensors of one head_dim that is a multiple of 8, and has gradients if it `trains`.
 
-    The first head_dim_v columns of its O are O. UnsupportedProblemError for a k that is not as wide as q.
+    The first head_dim_v columns of its O are O.
     """
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
-    if k.shape[-1] != head_dim:
-        shapes = ", ".join(f"{name} is {tuple(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
-        raise UnsupportedProblemError(f"{shapes}; kernels take one head_dim, the last dimension, of q and k")
     columns = _columns(head_dim, head_dim_v, trains)
     q, k, v = (pad(x, (0, columns - x.shape[-1])) for x in (q, k, v))
     if options.softmax_scale is None:

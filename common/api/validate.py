@@ -43,6 +43,20 @@ def tensors(layout: str = "", /, **values: object) -> tuple[torch.Tensor, ...]:
     return found
 
 
+def go_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """UnsupportedProblemError for shapes (..., heads, head_dim) that do not, also where they are empty."""
+    if not (q.shape[-1] and v.shape[-1]):
+        raise UnsupportedProblemError("head_dim=0: must be at least 1")
+    wanted_k, wanted_v = (*q.shape[:-3], *k.shape[-3:-1], q.shape[-1]), (*k.shape[:-1], v.shape[-1])
+    for name, x, wanted in (("k", k, wanted_k), ("v", v, wanted_v)):
+        if tuple(x.shape) != wanted:
+            raise UnsupportedProblemError(
+                f"{name} is {tuple(x.shape)} {x.dtype}; with the other tensors it is {wanted} {q.dtype}"
+            )
+    if (q.shape[-2] == 0) != (k.shape[-2] == 0):
+        raise UnsupportedProblemError(f"q has {q.shape[-2]} heads, k {k.shape[-2]}: both have some, or none has")
+
+
 def contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Tensors as flash-attn takes them: copied where the last dimension is not contiguous."""
     return tuple(x if x.stride()[-1:] in ((1,), ()) else x.contiguous() for x in tensors)

@@ -265,6 +265,7 @@ class Operation(ABC):
     signed_together: ClassVar[tuple[tuple[str, ...], ...]]
     gone_through: ClassVar[str] = "seqlen_k"  # the length that a CTA goes through, block by block
     unit: ClassVar[str] = COMPUTE  # what tables tell of its speed
+    lse_without_keys: ClassVar[float] = -math.inf  # the log-sum-exp of a row that sees none
     # The sizes of a problem where nobody gives any.
     usual: ClassVar[Mapping[str, Any]] = {"batch": 4, "num_heads": 16, "seqlen_q": 4096}  # a published benchmark's
     sampled: ClassVar[Mapping[str, Any]] = {"batch": 2, "num_heads": 16, "seqlen_q": 1024}  # fills a large GPU

@@ -249,7 +249,7 @@ def test_rows_beyond_the_room_turn_as_far_as_there_are_angles(device, positions)
         ({"cache_seqlens": ROOM + 1}, "cache_seqlens=97: the cache has room for 0 to 96 keys"),
         ({"cache_seqlens": lengths_of((0, 1, 97), "cpu")}, "cache_seqlens=[0, 1, 97]: the cache has room for 0 to 96"),
         ({"cache_seqlens": torch.zeros(3)}, "cache_seqlens is (3,) torch.float32 on cpu; with q it"),
-        ({"k_cache": normal(3, 0, HEADS_K, COLUMNS)}, "k_cache has shape (3, 0, 2, 64); both caches are (batch"),
+        ({"k_cache": normal(3, 0, HEADS_K, COLUMNS)}, "v_cache has shape (3, 96, 2, 64); both caches are (batch"),
         ({"v_cache": normal(3, ROOM, 1, COLUMNS)}, "v_cache has shape (3, 96, 1, 64); both caches are (batch, seqlen"),
         ({"k_cache": normal(3, ROOM, HEADS_K, COLUMNS).half()}, "k_cache is torch.float16 on cpu; like q it should be"),
         ({"q": normal(2, 1, HEADS, COLUMNS)}, "k_cache is of 3 sequences, q of 2"),

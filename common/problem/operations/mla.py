@@ -45,6 +45,7 @@ class _Latent(Decode):
     )
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", *CACHES, "o"),)  # V is K, so O follows
     tile_rows: ClassVar[int] = 64  # of a warpgroup's product
+    lse_without_keys = math.inf
     usual: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 4096}
     sampled: ClassVar = {**_SIZES, "batch": 128, "num_heads": 128, "seqlen_k": 1024}
     small: ClassVar = {**_SIZES, "batch": 2, "num_heads": 16, "seqlen_k": 192}
@@ -89,7 +90,7 @@ class _Latent(Decode):
     ) -> dict[str, torch.Tensor]:
         """As for decode, but for the log-sum-exp of a row that sees no key."""
         computed = super().compute(problem, tensors, dtype)
-        computed["lse"].masked_fill_(computed["lse"] == -math.inf, math.inf)
+        computed["lse"].masked_fill_(computed["lse"] == -math.inf, self.lse_without_keys)
         return computed
 
     def bytes_moved(self, problem: Problem) -> float:

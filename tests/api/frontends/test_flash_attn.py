@@ -324,7 +324,7 @@ def test_other_refusals():
         ),
         (lambda: flashladder.flash_attn_kvpacked_func(q[None], packing[0]), "kv has shape (16, 2, 2, 64); it should"),
         (lambda: packed_attention(q[None], q, q, *sequences), "q has shape (1, 16, 2, 64); packed, it is (total, h"),
-        (lambda: packed_attention(q, q, q[:8], *sequences), "v is (8, 2, 64); with k it is (16, 2, 64)"),
+        (lambda: packed_attention(q, q, q[:8], *sequences), "v is (8, 2, 64) torch.bfloat16; with the other"),
     ):
         with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
             call()
@@ -400,7 +400,8 @@ def test_a_captured_call_stays_within_its_tensors_whatever_max_seqlen_says():
     [
         (torch.tensor([0, 8, 16]), "cu_seqlens_q is (3,) torch.int64; it should be (sequences + 1,) torch.int32"),
         (int32(0, 16).to("meta"), "cu_seqlens_q is on meta, q on cpu"),
-        (int32(0), "cu_seqlens_q is (1,) torch.int32; it should be (sequences + 1,)"),
+        (int32(), "cu_seqlens_q is (0,) torch.int32; it should be (sequences + 1,)"),
+        (int32(0), "cu_seqlens_q is of 0 sequences, cu_seqlens_k of 2"),
         (int32(0, 4, 8, 16), "cu_seqlens_q is of 3 sequences, cu_seqlens_k of 2"),
         (int32(1, 8, 16), "cu_seqlens_q begins with 1; it should begin with 0"),
         (int32(-4, 8, 16), "cu_seqlens_q begins with -4; it should begin with 0"),
