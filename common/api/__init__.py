@@ -37,7 +37,8 @@ def attention(
     gradient up to 64, 96, 128 or 256 columns. A causal mask is aligned to the bottom right. softmax_scale defaults to
     1 / sqrt(head_dim). Returns O, (batch, seqlen_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exp
     of each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0
-    and a log-sum-exp of -inf.
+    and a log-sum-exp of -inf. There may be no sequences, rows, keys or heads. Under torch.autocast q, k and v are cast
+    to its type where one of them is of fp32.
 
     A `window` of (left, right) hides keys that are further from a row's own, which is the last that a causal mask shows
     it, whatever `right` is; None: all. With a `softcap`, scores are softcap * tanh(score / softcap), softcap up to
@@ -77,7 +78,7 @@ def attention(
         done = operator.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
-    q, k, v = validate.tensors(BATCH, q=q, k=k, v=v)
+    q, k, v = validate.autocast(*validate.tensors(BATCH, q=q, k=k, v=v))
     validate.go_together(q, k, v)
     return_lse = validate.flag("return_lse", return_lse)
     if out is not None and validate.tensor("out", out).requires_grad and torch.is_grad_enabled():

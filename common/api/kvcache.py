@@ -85,7 +85,8 @@ def flash_attn_with_kvcache(
     columns, and O and new keys are copied back; 8-bit caches are refused then.
 
     A length beyond the room counts as the room, and a page that is none is read as the last one, and not written to:
-    what comes of either means nothing, but nothing outside is read or written. Forward only. After a first call a CUDA
+    what comes of either means nothing, but nothing outside is read or written. Under torch.autocast q, new keys and
+    tables are cast to its type where one of them is of fp32; caches are not. Forward only. After a first call a CUDA
     graph may capture it.
 
     Raises UnsupportedProblemError for tensors that do not go together, for caches that share memory with each other or
@@ -97,7 +98,11 @@ def flash_attn_with_kvcache(
         tensors += k_descale, v_descale, k, v, rotary_cos, rotary_sin
         if (outputs := operator.on_remembered_path(_planned, tensors, given, return_softmax_lse)) is not None:
             return outputs
-    (q,) = validate.contiguous_rows(validate.tensor("q", q))
+    floats: dict[str, Any] = {"k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    floats = {"q": q} | {name: x for name, x in floats.items() if x is not None}
+    floats = dict(zip(floats, validate.autocast(*validate.tensors(**floats)), strict=True))
+    (q,) = validate.contiguous_rows(floats["q"])
+    k, v, rotary_cos, rotary_sin = map(floats.get, ("k", "v", "rotary_cos", "rotary_sin"))
     k_cache, v_cache = validate.tensors(k_cache=k_cache, v_cache=v_cache)
     causal = validate.flag("causal", causal)
     return_softmax_lse = validate.flag("return_softmax_lse", return_softmax_lse)

@@ -49,7 +49,7 @@ def packed_attention(
 
     Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
     """
-    q, k, v = validate.tensors(PACKED, q=q, k=k, v=v)
+    q, k, v = validate.autocast(*validate.tensors(PACKED, q=q, k=k, v=v))
     validate.go_together(q, k, v)
     return_lse = validate.flag("return_lse", return_lse)
     cu_seqlens_q, cu_seqlens_k = (

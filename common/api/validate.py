@@ -57,6 +57,17 @@ def go_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise UnsupportedProblemError(f"q has {q.shape[-2]} heads, k {k.shape[-2]}: both have some, or none has")
 
 
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Those of a call, of which the first are as they are unless one is of fp32: then, under torch.autocast, all but
+    those of fp64 are of its type, as torch's own attention takes them.
+    """
+    device = tensors[0].device.type
+    if not any(x.dtype == torch.float32 for x in tensors) or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
 def contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Tensors as flash-attn takes them: copied where the last dimension is not contiguous."""
     return tuple(x if x.stride()[-1:] in ((1,), ()) else x.contiguous() for x in tensors)

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from flashladder import attention, flash_attn_func, flash_attn_with_kvcache, packed_attention
-from flashladder.common.api import options, validate
+from flashladder import (
+    attention,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+    packed_attention,
+)
+from flashladder.common.api import operator, options, validate
 from flashladder.common.errors import UnsupportedProblemError
 
 
@@ -131,3 +138,54 @@ def test_every_door_takes_them(of, monkeypatch):
     assert called(of(2))[0] == expected
     assert seen == first
     assert [repr(problem) for problem in seen] == [repr(problem) for problem in first], "also of the same types"
+
+
+def test_under_a_causal_mask_a_window_has_nothing_to_the_right():
+    q, starts = torch.randn(9, 1, 64).bfloat16(), torch.tensor([0, 9]).int()
+    for call in (
+        lambda window: attention(q[None], q[None], q[None], causal=True, window=window),
+        lambda window: packed_attention(q, q, q, starts, starts, 9, 9, causal=True, window=window),
+    ):
+        assert torch.equal(call((5, 3)), call((5, None)))
+        with pytest.raises(UnsupportedProblemError, match="window=-1: must be at least 0"):
+            call((5, -1))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_fp32_is_cast_under_autocast(device, monkeypatch):
+    """As torch's own attention has it, which leaves fp64 as it is; so are tensors of 16 bits beside it."""
+    if device == "cpu":  # the emulator takes long
+        monkeypatch.setattr(operator, "launch", lambda *_, **__: None)
+    x, starts = torch.randn(9, 1, 64, device=device), torch.tensor([0, 9], device=device).int()
+    cache, latents = torch.zeros(1, 9, 1, 64, device=device), torch.randn(2, 64, 1, 576, device=device).half()
+    q, row = x[None].requires_grad_(), latents[:1, :1].float()
+    table = {"rotary_cos": torch.ones(9, 32, device=device), "rotary_sin": torch.zeros(9, 32, device=device)}
+    lengths, pages = torch.tensor([5], device=device).int(), torch.zeros(1, 1, device=device).int()
+    with torch.autocast(device, torch.float16):
+        made = [
+            attention(q, q.bfloat16(), q),
+            packed_attention(x, x, x, starts, starts, 9, 9),
+            flash_attn_func(q, q.detach().half(), q),
+            flash_attn_varlen_func(x, x, x, starts, starts, 9, 9),
+            flash_attn_with_kvcache(
+                q.detach(), cache.half(), cache.half(), x[None, :2], x[None, :2], **table, cache_seqlens=lengths
+            ),
+            flash_mla_with_kvcache(row, latents, pages, lengths, 512)[0],
+        ]
+        with pytest.raises(UnsupportedProblemError, match=r"q is torch\.float64"):
+            attention(q.double(), q.double(), q.double())
+        assert attention(q.bfloat16(), q.bfloat16(), q.bfloat16()).dtype == torch.bfloat16
+    assert {o.dtype for o in made} == {torch.float16}
+    made[0].sum().backward()
+    assert q.grad.dtype == torch.float32
+    with pytest.raises(UnsupportedProblemError, match=r"q is torch\.float32"):
+        attention(q, q, q)
+
+
+def test_sinks_beyond_what_kernels_hold_are_refused():
+    q = torch.zeros(1, 3, 2, 64).bfloat16()
+    for value in (3e38, torch.finfo(torch.float32).min):
+        with pytest.raises(UnsupportedProblemError, match=r"sinks has -?3.*e\+38: kernels hold them in fp32"):
+            attention(q, q, q, sinks=torch.tensor([0.0, value]))
+    _, lse = attention(q, q, q, sinks=torch.tensor([-math.inf, 2.3e38]), return_lse=True)
+    torch.testing.assert_close(lse[0, :, 0], torch.tensor([math.log(3), 2.3e38]))

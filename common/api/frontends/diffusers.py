@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import attention
-from flashladder.common.api.frontends.fallback import autocast, foresee, say
+from flashladder.common.api import attention, validate
+from flashladder.common.api.frontends.fallback import foresee, say
 from flashladder.common.api.packed import padding_of, without_padding
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 
@@ -74,7 +74,7 @@ def _attend(
             raise UnsupportedProblemError("is_causal with seqlen_q != seqlen_k, which is to the upper left there")
         if query.shape[2] != key.shape[2] and not enable_gqa:
             raise UnsupportedProblemError("fewer heads of k and v without enable_gqa")
-        q, k, v = autocast(query, key, value)
+        q, k, v = validate.autocast(query, key, value)
         foresee(q, k, v)
         options: dict[str, Any] = {"causal": is_causal, "softmax_scale": scale, "dropout_p": dropout_p}
         if attn_mask is None:

@@ -22,13 +22,6 @@ class FallbackWarning(UserWarning):
     """Attention that was to run here ran elsewhere."""
 
 
-def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As torch's own attention takes them under torch.autocast."""
-    if torch.is_autocast_enabled(device := tensors[0].device.type):
-        return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
-    return tensors
-
-
 def foresee(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """UnsupportedProblemError for what `attention` would refuse of (batch, seqlen, heads, head_dim) when it runs.
 

@@ -63,13 +63,15 @@ def flash_mla_with_kvcache(
 
     Returns O, (batch, seqlen_q, heads, 512), and the log-sum-exp, (batch, heads, seqlen_q), fp32. A row that sees no
     key has O = 0 and a log-sum-exp of +inf, as FlashMLA's. Pages may have any size. Forward only. A length beyond
-    the room counts as the room, a page that is none as the last one. Nothing here waits for the GPU.
+    the room counts as the room, a page that is none as the last one. Under torch.autocast a q of fp32 is cast to its
+    type. Nothing here waits for the GPU.
 
     Raises UnsupportedProblemError for tensors that do not go together, for other numbers of columns, and for `options`
     of FlashMLA's newer releases that ask for more: caches in 8 bits, sparse attention, sinks.
     """
     _refuse(options)
     q, k_cache, block_table = validate.tensors(q=q, k_cache=k_cache, block_table=block_table)
+    (q,) = validate.autocast(q)
     cache_seqlens, causal = validate.tensor("cache_seqlens", cache_seqlens), validate.flag("causal", causal)
     gradients.refuse(q, k_cache)
     cache = caches.cache_of(q, k_cache, k_cache, block_table, None)

@@ -11,7 +11,7 @@ import torch
 
 from flashladder.common.api import attention, kvcache, operator, validate
 from flashladder.common.api.frontends import masks
-from flashladder.common.api.frontends.fallback import autocast, foresee, say
+from flashladder.common.api.frontends.fallback import foresee, say
 from flashladder.common.api.packed import (
     Padding,
     documents_of,
@@ -70,7 +70,7 @@ def _attend(
 
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     try:
-        q, k, v = autocast(*(tensor.transpose(1, 2) for tensor in (query, key, value)))
+        q, k, v = validate.autocast(*(tensor.transpose(1, 2) for tensor in (query, key, value)))
         _refuse(q, k, v, options)
         return _ours(q, k, v, attention_mask, causal, scaling, dropout, options), None
     except UnsupportedProblemError as error:
