@@ -70,7 +70,8 @@ def attention(
     each run gives them the same bits, which O always has.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
-    is wanted and no rung computes, and an `out` that shares memory with an input; ConfigError for an unknown version.
+    is wanted and no rung computes, dropout in more sequences or heads than the 65,535 that a launch may have, and an
+    `out` that shares memory with an input; ConfigError for an unknown version.
     """
     is_open = window is OPEN or (type(window) is tuple and window == OPEN)
     is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p

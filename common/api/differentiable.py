@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import gradients, operator, padding
+from flashladder.common.api import gradients, operator, padding, pieces
 from flashladder.common.api.operator import LIBRARY, are_observed
 from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
@@ -77,7 +77,9 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options)
 def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
     """UnsupportedProblemError where no backward rung takes what a forward pass is to have gradients of."""
     if not torch.compiler.is_compiling() and not q.is_meta:
-        _require(problem_of(q, k, options), q)
+        problem = problem_of(q, k, options)
+        pieces.require_one_launch(problem)
+        _require(problem, q)
 
 
 def problem_of(q: torch.Tensor, k: torch.Tensor, options: Options, **asked: bool) -> Problem:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from flashladder.common.api import pieces
 from flashladder.common.api.options import Options
 from flashladder.common.api.validate import Window
 from flashladder.common.catalog import FASTEST, ladder_of
 from flashladder.common.own import FIRST
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime import fast_path, ready
+from flashladder.common.runtime.launch import GridError
 from flashladder.common.runtime.outputs import new_lse, new_o, no_lse
 from flashladder.common.runtime.ready import Ready, ready_for
 
@@ -128,7 +130,7 @@ def launch(
     """Computes a problem of any operation on tensors by their names, outputs among them; None for what is left out.
 
     Rows of no packed sequence are those of one that sees no key. Where an input is empty, or nobody sees a key, kernels
-    have nothing to do, and it returns None.
+    have nothing to do, and it returns None. What no launch takes at once is launched in pieces.
     """
     present = {name: x if x.dim() == 4 else x.contiguous() for name, x in tensors.items() if x is not None}
     q = present["q"]
@@ -141,9 +143,17 @@ def launch(
     found = ready_for(problem, q, version)
     if problem.packed and not found.rung.supports.rest:
         _clear(problem, present)
-    found.launch(problem, present, out_is_given)
-    if problem.packed and not ready.is_gpu(q):  # the emulator gives all of its memory back
-        _clear(problem, present, *(int(present[f"cu_seqlens_{of}"][-1]) for of in "qk"))
+    try:
+        found.launch(problem, present, out_is_given)
+    except GridError as error:
+        for piece, parts in pieces.halves(problem, present, error):
+            launch(piece, parts, version)
+    else:
+        if problem.packed and not ready.is_gpu(q):  # the emulator gives all of its memory back
+            _clear(problem, present, *(int(present[f"cu_seqlens_{of}"][-1]) for of in "qk"))
+    for name in problem.outputs:  # of pieces they may have other strides
+        if present[name] is not (wanted := tensors[name]) and wanted is not None:
+            wanted.copy_(present[name])
     return found
 
 

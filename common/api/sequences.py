@@ -34,10 +34,10 @@ def validate_bounds(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: i
     """
     if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
         return total
-    name, bounds = f"cu_seqlens_{of}", _bounds(cu_seqlens)
-    if bounds[0] != 0:
-        raise UnsupportedProblemError(f"{name} begins with {bounds[0]}; it should begin with 0")
-    for index, (first, behind) in enumerate(itertools.pairwise(bounds)):
+    name, found = f"cu_seqlens_{of}", bounds(cu_seqlens)
+    if found[0] != 0:
+        raise UnsupportedProblemError(f"{name} begins with {found[0]}; it should begin with 0")
+    for index, (first, behind) in enumerate(itertools.pairwise(found)):
         if behind < first:
             raise UnsupportedProblemError(
                 f"{name}[{index + 1}] is {behind}, after {first}; each should be at least the one before"
@@ -46,9 +46,9 @@ def validate_bounds(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: i
             raise UnsupportedProblemError(
                 f"max_seqlen_{of} is {max_seqlen}; sequence {index} of {name} has {behind - first} rows"
             )
-    if bounds[-1] > total:
-        raise UnsupportedProblemError(f"{name} ends with {bounds[-1]}; {of} has {total} rows")
-    return bounds[-1]
+    if found[-1] > total:
+        raise UnsupportedProblemError(f"{name} ends with {found[-1]}; {of} has {total} rows")
+    return found[-1]
 
 
 def remember(cu_seqlens: torch.Tensor, bounds: list[int]) -> None:
@@ -56,12 +56,15 @@ def remember(cu_seqlens: torch.Tensor, bounds: list[int]) -> None:
     _read[cu_seqlens] = cu_seqlens._version, bounds
 
 
-def _bounds(cu_seqlens: torch.Tensor) -> list[int]:
+def bounds(cu_seqlens: torch.Tensor) -> list[int]:
+    """Its elements, which are read once: that waits for the GPU. UnsupportedProblemError while a graph is captured."""
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedProblemError("a CUDA graph captures no more packed sequences than a launch takes")
     if cu_seqlens.is_inference():  # torch counts no writing to it
         return list(cu_seqlens.tolist())
-    version, bounds = _read.get(cu_seqlens, (None, []))
+    version, found = _read.get(cu_seqlens, (None, []))
     if version != cu_seqlens._version:
-        bounds = cu_seqlens.tolist()
+        found = cu_seqlens.tolist()
         if cu_seqlens.is_cuda:
-            remember(cu_seqlens, bounds)
-    return list(bounds)
+            remember(cu_seqlens, found)
+    return list(found)

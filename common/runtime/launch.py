@@ -42,6 +42,10 @@ PROBLEMS_KEPT = 256  # of which it is remembered what they say of launches
 SIZES = ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k")
 
 
+class GridError(UnsupportedProblemError):
+    """A grid is larger than CUDA takes: one of fewer sequences or heads may do."""
+
+
 @dataclass(frozen=True)
 class KernelLaunch:
     """One launch of a kernel."""
@@ -78,8 +82,8 @@ class Launcher:
         """Those of a run on these tensors, in order; a kernel whose grid is empty has none.
 
         `addresses` gives the tensors other addresses than their own (the emulator's), by name. One left out is null.
-        Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's, and where a grid
-        is larger than CUDA allows; BuildError where a kernel takes what the operation does not have.
+        Raises UnsupportedProblemError for a tensor that no kernel takes, or that is not the problem's; GridError where
+        a grid is larger than CUDA allows; BuildError where a kernel takes what the operation does not have.
         """
         told = self._known(problem, num_sms)
         check(problem, tensors)
@@ -178,14 +182,14 @@ class _Kernel:
         x, y, z = map(int, self._grid.value(sizes_of(problem)))
         if self._declared.ctas_per_sm:
             if (tiles := x * y * z) > MAX_TILES:
-                raise UnsupportedProblemError(
+                raise GridError(
                     f"batch={problem.batch} with num_heads={problem.num_heads} are up to {tiles} tiles: a CTA that "
                     f"goes from tile to tile counts up to {MAX_TILES}"
                 )
             x, y, z = persistent(tiles, self._declared, num_sms), 1, 1
         for axis, count, text in (("y", y, self._declared.grid[1]), ("z", z, self._declared.grid[2])):
             if count > MAX_GRID_YZ:
-                raise UnsupportedProblemError(f"{text}={count} along {axis}: a launch takes at most {MAX_GRID_YZ}")
+                raise GridError(f"{text}={count} along {axis}: a launch takes at most {MAX_GRID_YZ}")
         if any(count % ctas for count, ctas in zip((x, y, z), self._declared.cluster, strict=True)):
             grid, cluster = (" x ".join(map(str, counts)) for counts in ((x, y, z), self._declared.cluster))
             raise UnsupportedProblemError(
