@@ -1,5 +1,21 @@
-// Rung 17 whose kernels are launched while the one before still runs: each waits on the GPU, where it needs what that one writes.
-// It takes dropout, too.
+// The gradients of a tile of keys by wgmma. Three kernels, each launched while the one before still runs; each waits on the GPU,
+// where it needs what that one writes:
+//
+//     backward_prepare      delta = rowsum(O dO), lse in log2, zeros for dQ
+//     attention_backward    a CTA has a tile of keys, and all rows of Q that see it pass by
+//     backward_finish       dQ, from fp32 sums as warps hold them to rows
+//
+// The roles of a CTA of attention_backward:
+//
+//     producer, one thread     has TMA load K and V once, then Q with lse, and dO with delta, tile by tile
+//     consumers, warpgroups    S^T = K Q^T and dP^T = V dO^T of a step of rows, dV += P^T dO, dK += dS^T Q; and dQ = dS K
+//                              of a tile, which bulk copies add to its sums in L2 while the next tile is begun
+//
+// A product that is started runs on until it is waited for: S of the next step starts behind dP of this one. The barriers:
+//
+//     q, dout      full: TMA has brought the tile and its numbers. empty: no warp needs it. dS has places as dO has
+//     keys_full    K and V have come
+//     barrier 1    of all consumers: every warp has stored its dS of the tile, so that dQ may start
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
 #include "key_mask.cuh"

@@ -1,5 +1,24 @@
-// Rung 18 with the same bits each time: the tiles of keys are added to a tile of dQ one after the other, in one order. Warps
-// that do nothing else wait for their turn.
+// The gradients of a tile of keys by wgmma, with the same bits each run: the tiles of keys are added to a tile of dQ one after
+// the other, in one order. Three kernels, each launched while the one before still runs:
+//
+//     backward_prepare      delta = rowsum(O dO), lse in log2, a counter of zero for each tile of dQ
+//     attention_backward    a CTA has a tile of keys, and all rows of Q that see it pass by, from the last ones up
+//     backward_finish       dQ, from fp32 sums as warps hold them to rows
+//
+// The roles of a CTA of attention_backward:
+//
+//     producers, two threads   have TMA load K, then Q with lse; and V, then dO with delta
+//     adders, two threads      take tiles of dQ in turn: wait until the tiles of keys before have added theirs, and add
+//     consumers, warpgroups    S^T = K Q^T and dP^T = V dO^T of a step of rows, dV += P^T dO, dK += dS^T Q; and dQ = dS K
+//                              of a tile, which they leave in `dq`
+//
+// A product that is started runs on until it is waited for: S of the next step starts behind dP of this one. The barriers:
+//
+//     q, dout      full: TMA has brought the tile and its numbers. empty: no warp needs it. dS has places as dO has
+//     keys_full    K and V have come
+//     barrier 1    of all consumers: every warp has stored its dS of the tile, so that dQ may start
+//     dq_full      of each adder: every warp has put its part of dQ there. dq_empty: the adder has read it
+//     added        in global memory, of each tile of dQ: how many tiles of keys have been added
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
 #include "key_mask.cuh"

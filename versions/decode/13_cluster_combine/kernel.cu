@@ -1,4 +1,17 @@
-// Rung 05, but CTAs that have parts of the same rows are a cluster: they combine them over its shared memory.
+// A few rows of Q against a cache, whose keys the CTAs of a cluster share out: they combine their parts over its shared memory,
+// with no workspace, counter or second kernel. There are no roles: each warp copies the keys that it needs.
+//
+//     the CTA        copies Q
+//     each warp      of its keys of a block: waits for its own copies, num_stages - 1 blocks ahead; S = Q K^T, P, O += P V
+//     the CTA        merges what its warps have, in the place of the tiles
+//     the cluster    merges what its CTAs have
+//
+// What is waited for:
+//
+//     cp.async groups    the keys of a step, one group each, an empty one too
+//     __syncwarp         every lane sees the keys; and behind the products, every lane has read them
+//     __syncthreads      Q is there for every warp; no warp needs its tiles any more; the CTA's part is complete
+//     cluster_sync       all CTAs' parts are there; then: all have been read
 #include "cluster_parts.cuh"
 #include "config.cuh"
 #include "packed_rows.cuh"

@@ -1,4 +1,23 @@
-// Rung 47 with the sums of P as a column of O.
+// Attention whose sums of P are a column of O: V has eight columns of ones behind it. The roles of a CTA, which takes one work
+// tile after the other:
+//
+//     scheduler, a warp        draws a work tile, and puts into `work` where it is
+//     producer, one thread     has TMA load Q of the work tile, and K and V block by block, the last keys first
+//     drawers, a warpgroup     with dropout alone: draw into `masks` which weights of a block are kept
+//     consumers, warpgroups    S = Q K^T, P, O += P V; O / l goes where Q was, and TMA stores it from there
+//
+// A consumer's turn for block j. A product that is started runs on until it is waited for:
+//
+//     waits for K of j         starts S = Q K^T of block j
+//     waits for V of j + 1     starts O += P V of block j + 1
+//     waits for S              P of block j, by the softmax, while P V runs; then K is released
+//     waits for O              V is released; O follows m; P is rounded for the next turn
+//
+// The first block has no P V before it, and behind the last one comes a P V alone. What the mbarriers say:
+//
+//     q, k, v    full: TMA has brought the tile. empty: no consumer warp needs it, and O has been read from the place of Q
+//     work       wanted: the producer will soon need a work tile. full: it is there. empty: no consumer or drawer needs it
+//     masks      full: the block's mask is drawn. empty: its consumer warp has it
 #include "48_column_of_ones/column_of_ones.cuh"
 #include "48_column_of_ones/drawn_mask.cuh"
 #include "48_column_of_ones/lagging_softmax.cuh"

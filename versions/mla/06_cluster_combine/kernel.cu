@@ -1,7 +1,19 @@
-// Rung 04 whose CTAs that have parts of the same rows are a cluster: they combine them over its shared memory.
+// DeepSeek's latents, of which each row is K and V of all heads: the CTAs that have parts of the same rows are a cluster, and
+// combine them over its shared memory. The roles of a CTA:
+//
+//     producer, a warp    has TMA load blocks of keys into the ring, 64 columns at a time
+//     groups 0 and 1      S of every other block each, and its P for both; O += P V of half of the columns each
 //
 //     group 0    S(0)   softmax(0)    O += P(0) V(0)                 O += P(1) V(1)   S(2) ...
 //     group 1           S(1)          O += P(0) V(0)   softmax(1)    O += P(1) V(1)          S(3) ...
+//
+// The barriers:
+//
+//     ring           full, of each 64 columns: TMA has brought them. empty, of each half of V: its group has read it
+//     both_groups    Q is there for both groups; and at the end, the sums of all keys are
+//     has_passed     of a group: its P and m are there for the other one
+//     has_cleared    of a group: in V, the rows behind the last key are zero
+//     cluster_sync   all CTAs' parts are there; then: all have been read
 #include "config.cuh"
 #include "decode/cuda/cluster_parts.cuh"
 #include "latent_ring.cuh"
