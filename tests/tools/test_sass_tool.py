@@ -55,7 +55,7 @@ def test_listing_of_the_main_loop(run):
 
 
 def test_two_rungs(run):
-    code, out, _ = run("--diff", "08", "09", "--loop")
+    code, out, _ = run("08", "09", "--loop")
     assert code == 0
     assert "--- 08_fewer_address_ops/kernel.cu" in out
     assert "+    KOperand" in out.replace("\n", " ")
@@ -93,6 +93,8 @@ def test_counts_to_a_file(run, tmp_path):
     ("arguments", "message"),
     [
         (["99"], "no version 99; there are 00_minimal"),
+        (["07", "08", "09"], "sass shows one rung, or compares two, not 07, 08 and 09"),
+        (["--diff", "07", "08", "09"], "sass shows one rung, or compares two, not 07, 08 and 09"),
         (["09", "--gpu", "v100"], "no description of the GPU v100; did you mean h100? There are a100"),
         (["09", "--config", "block_n=48"], "block_n=48 is not one of 32, 64, 128"),
         (["09", "--csv", "/nowhere/counts.csv"], "non-existent directory: '/nowhere'"),

@@ -3,7 +3,7 @@
 flashladder sass 08                                tables for an H100
 flashladder sass 08 --gpu a100 --config block_n=32
 flashladder sass 08 --loop --listing               the main loop, instruction by instruction
-flashladder sass --diff 07 08                      two rungs: sources, main loops side by side, opcode counts
+flashladder sass 07 08                             two rungs: sources, main loops side by side, opcode counts
 flashladder sass --commits HEAD~3                      every rung as it was then and as it lies here, kernel by kernel
 flashladder sass 37 43 --commits e18886d HEAD          two rungs, as they are at two commits
 
@@ -39,8 +39,13 @@ EXIT_DIFFERENT = 1  # of --commits
 
 def parser() -> Parser:
     made = Parser(__doc__)
-    made.add_argument("versions", nargs="*", metavar="version", help="a rung: 02, or swizzling; of --commits, several")
-    made.add_argument("--diff", nargs=2, metavar=("LOWER", "UPPER"), help="compare two rungs, in UPPER's configuration")
+    made.add_argument(
+        "versions",
+        nargs="*",
+        metavar="version",
+        help="a rung: 02, or swizzling; two are compared, in the second one's configuration; of --commits, several",
+    )
+    made.add_argument("--diff", nargs=2, metavar=("LOWER", "UPPER"), help="the same as two rungs without it")
     made.add_argument("--commits", nargs="+", metavar=("BASE", "HEAD"), help="compare the machine code of two commits")
     made.add_argument("--features", action="store_true", help="with --commits: windows, masks, packing and so on too")
     made.add_argument("--limit", type=int, metavar="N", help="with --commits: N kernels, spread over all of them")
@@ -56,9 +61,12 @@ def main(arguments: argparse.Namespace) -> int:
     gpu = load_gpu(arguments.gpu)
     if arguments.commits:
         return _compare_commits(arguments, gpu)
-    if len(arguments.versions) != (0 if arguments.diff else 1):
+    named = [*(arguments.diff or []), *arguments.versions]
+    if not named:
         raise UsageError
-    codes = _compare(arguments, gpu) if arguments.diff else _inspect(arguments, gpu)
+    if len(named) > 2:
+        raise ConfigError(f"sass shows one rung, or compares two, not {listing(named)}")
+    codes = _compare(*named, arguments, gpu) if len(named) == 2 else _inspect(named[0], arguments, gpu)
     if arguments.csv:
         import pandas as pd
 
@@ -67,8 +75,8 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _inspect(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
-    version = catalog.find(arguments.versions[0])
+def _inspect(name: str, arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
+    version = catalog.find(name)
     code = read(build_one(version, version.config(gpu, **options.config_values(arguments.config)), gpu.arch))
     console.print(show.summary(version, code, gpu))
     console.print(show.bounds(code, gpu))
@@ -80,8 +88,8 @@ def _inspect(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     return [code]
 
 
-def _compare(arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
-    lower, upper = (catalog.find(name) for name in arguments.diff)
+def _compare(left_name: str, right_name: str, arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
+    lower, upper = catalog.find(left_name), catalog.find(right_name)
     pair = RungPair.of(lower, upper, gpu.arch, options.config_values(arguments.config))
     left, right = pair.left, pair.right
     console.print(show.compared(pair))
