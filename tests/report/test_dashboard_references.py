@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 
 from flashladder.common import catalog, console
@@ -112,6 +113,31 @@ def test_the_readmes_and_the_page_are_brought_up_to_date(log, tmp_path, capsys, 
     assert "measured:begin -->\n<!--" in (tmp_path / "c" / "README.md").read_text()
     assert "<td>cute, block_n=32</td>" in (log.path.parent / "dashboard.html").read_text()
     assert run("--check")[0] == 0
+
+
+def test_other_ladders_are_on_the_page_and_in_the_sheet(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(dashboard, "ROOT", tmp_path)
+    rung = catalog.find("decode/07")
+    sizes = {"operation": "decode", "batch": 8, "seqlen_q": 1, "num_heads": 32, "num_heads_k": 8}
+    made = Log(log.path.parent / "decode_h100.csv", BENCH)
+    made.append(
+        line | {"seqlen_k": keys}
+        for keys in (1024, 8192)
+        for line in (
+            *lines("one", "2026-01-02", "fa2", "", 1.0, **sizes)[:1],
+            *lines("one", "2026-01-02", rung.name, rung.config().name, 1.25, **sizes)[:1],
+        )
+    )
+    (tmp_path / "README.md").write_text("<!-- ladder:begin -->\n<!-- ladder:end -->\n")
+    assert console.run(dashboard.main, dashboard.parser(), ["--readme", str(tmp_path / "README.md")]) == 0
+    page = (log.path.parent / "dashboard.html").read_text()
+    table = page[page.index("<h3>The decode ladder</h3>") : page.index('<section id="instructions">')]
+    assert "<th>sequences x keys</th><th>8 x 1024</th><th>8 x 8192</th>" in table
+    assert "<td>rung decode/07</td>" in table
+    assert "No run of the ladder mla is logged" in table
+    sheet = pd.read_csv(log.path.parent / "dashboard.csv")
+    (line,) = sheet[sheet["rung"].eq("decode/07")].itertuples()
+    assert (line.kind, line.unit, line.lengths, line.ratio) == ("bench", "TB/s", 2, pytest.approx(1.25))
 
 
 def test_a_row_that_cannot_be_read_costs_no_more_than_itself(log):

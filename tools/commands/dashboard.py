@@ -28,8 +28,10 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    import pandas as pd
+
     from flashladder.common.escape import spreadsheet
-    from flashladder.common.records import ladders, run_files
+    from flashladder.common.records import benches, ladders, run_files
     from flashladder.common.report.dashboard import data, opcodes, page
     from flashladder.common.report.pages import cells, ladder, limits, readme, references, steps
     from flashladder.common.workshop import tried
@@ -61,7 +63,8 @@ def main(arguments: argparse.Namespace) -> int:
     if not is_own:
         aside(f"the READMEs are left as they are: they tell of {ROOT / 'results'}")
     folder.mkdir(parents=True, exist_ok=True)
-    spreadsheet(summary).to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
+    lines = pd.concat([summary, benches.summary(results.benches)])
+    spreadsheet(lines).to_csv(folder / "dashboard.csv", index=False, float_format="%.6g")
     if (folder / run_files.FOLDER).exists():
         run_files.index(folder).to_csv(folder / run_files.FOLDER / run_files.INDEX, index=False)
     (folder / "dashboard.html").write_text(page.render(results, summary))

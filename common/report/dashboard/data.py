@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flashladder.common.records import ladders
+from flashladder.common.records import benches, ladders
 from flashladder.common.records.cells import Arch, ConfigText, Name, Pairs, PositiveFloat
 from flashladder.common.records.ladder_runs import Ladder
 from flashladder.common.records.log import Damage, Log, Schema
@@ -41,6 +41,7 @@ class Results:
     """Everything in a folder of results."""
 
     ladders: dict[str, Ladder]  # by GPU
+    benches: dict[str, pd.DataFrame]  # by ladder, of each that bench timed
     runs: pd.DataFrame
     bench: pd.DataFrame
     references: pd.DataFrame
@@ -62,6 +63,7 @@ class Results:
 
         return cls(
             ladders=ladders.read(folder, damaged),
+            benches=benches.read(folder, damaged),
             runs=rows(Log(folder / "runs.csv", RUNS)),
             bench=rows(RunLog(folder, SCRATCH, BENCH)),
             references=completed(rows(RunLog(folder, "references", BENCH))),

@@ -49,6 +49,8 @@ def render(results: Results, summary: pd.DataFrame) -> str:
         mixes=[_mix(gpu, counts) for gpu, counts in results.sass.items()],
         studies=[_study(name, trials) for name, trials in studies.items()],
         experiments=[_experiment(name, rows) for name, rows in results.experiments.items()],
+        benches={name: references.tables_of_runs(rows, name) for name, rows in results.benches.items()},
+        unlogged=[name for name in catalog.ladders()[1:] if name not in results.benches],
         references=references.every_table(results.references),
         runs=_runs(results),
         **{function.__name__: function for function in (*functions, pd.notna)},

@@ -86,26 +86,47 @@ def text(measured: Sequence[MeasuredTable]) -> str:
     return "\n\n".join(table.markdown for table in measured)
 
 
+def tables_of_runs(rows: pd.DataFrame, log: str) -> list[MeasuredTable]:
+    """Of each run, head_dim and mask, the latest first."""
+    latest = rows.sort_values("time", ascending=False, kind="stable")["run"].unique()
+    groups = dict(iter(rows.groupby(["run", "dtype", "head_dim", "causal"], sort=False)))
+    kinds = sorted(groups, key=lambda kind: [*latest].index(kind[0]))
+    return [table(groups[kind], f"{log}_{groups[kind]['gpu'].iloc[0]}") for kind in kinds]
+
+
 def table(rows: pd.DataFrame, log: str) -> MeasuredTable:
     """What a run measured of one kind of problems, and the log that has the rows."""
     last = rows.iloc[-1]
     on_gpu = isinstance(last["driver"], str) and bool(last["driver"])
-    unit, factor = ("TFLOP/s", 1) if on_gpu else ("GFLOP/s", 1000)
-    lengths = sorted(rows["seqlen_q"].unique())
+    unit, factor = (means(rows, None)["unit"], 1) if on_gpu else ("GFLOP/s", 1000)
+    head, sizes, size_of = _sizes(rows)
+    rows = rows.assign(size=size_of)
     lines = []
     for (version, config), group in rows.groupby(["version", "config"], sort=False):
-        timed = {row.seqlen_q: row for row in group.itertuples()}
-        cells = [_cell(timed[length], factor) if length in timed else "" for length in lengths]
-        lines.append((_label(version, config), *cells, *_ratio(group)))
+        timed = {size: _cell(of_size, factor) for size, of_size in group.groupby("size", sort=False)}
+        lines.append((_label(version, config), *(timed.get(size, "") for size in sizes), *_ratio(group)))
     mask = "causal" if last["causal"] else "full"
     official = _label(last["baseline"], "")
     title = f"{last['dtype']}, d{last['head_dim']}, {mask}: {unit}, and in brackets the time of {official} / its own"
-    return MeasuredTable(title, ("S", *numbers(*lengths, "mean", "95 %")), tuple(lines), _source(rows), log)
+    return MeasuredTable(title, (head, *numbers(*sizes, "mean", "95 %")), tuple(lines), _source(rows), log)
 
 
-def _cell(row: Any, factor: int) -> str:
-    rate = f"{factor * row.tflops:.0f}"
-    return rate if row.version == row.baseline else f"{rate} ({row.ratio:.2f})"
+def _sizes(rows: pd.DataFrame) -> tuple[str, list[str], list[str]]:
+    """What the columns are of, their heads in order, and that of each row: by length, or where Q is short by keys."""
+    if rows["seqlen_q"].nunique() > 1 or rows["seqlen_q"].eq(rows["seqlen_k"]).all():
+        name, pairs = "S", [(1, length) for length in rows["seqlen_q"]]
+        of = {pair: str(pair[1]) for pair in pairs}
+    else:
+        name, pairs = "sequences x keys", [*zip(rows["batch"], rows["seqlen_k"], strict=True)]
+        of = {pair: f"{pair[0]} x {pair[1]}" for pair in pairs}
+    return name, [of[pair] for pair in sorted(of)], [of[pair] for pair in pairs]
+
+
+def _cell(rows: pd.DataFrame, factor: int) -> str:
+    """What one row comes to."""
+    row, found = rows.iloc[0], means(rows, None)
+    rate = formats.mean_rate(factor * found["rate"], found["unit"])
+    return rate if row["version"] == row["baseline"] else f"{rate} ({row['ratio']:.2f})"
 
 
 def _ratio(rows: pd.DataFrame) -> tuple[str, str]:
@@ -120,11 +141,13 @@ def _label(version: str, config: str) -> str:
     if official := baselines.titles().get(version):
         return official
     try:
-        changes = _changes(catalog.find_implementation(version), config)
+        implementation = catalog.find_implementation(version)
+        changes = _changes(implementation, config)
     except ConfigError:  # what has another name or other fields by now, or whose row is damaged
         return f"{version} {config}".strip() or "unnamed"
     changed = [f"{name}={spell(value)}" for name, value in changes.items()]
-    return ", ".join([f"rung {catalog.address_of(version)}" if version[0].isdigit() else version, *changed])
+    is_rung = isinstance(implementation, catalog.Version)
+    return ", ".join([f"rung {catalog.address_of(version)}" if is_rung else version, *changed])
 
 
 def _changes(implementation: Implementation, config: str) -> dict[str, Value]:
@@ -137,7 +160,9 @@ def _changes(implementation: Implementation, config: str) -> dict[str, Value]:
 def _source(rows: pd.DataFrame) -> str:
     """Where and when, and with what."""
     last = rows.iloc[-1]
-    shape = f"{last['num_heads']} heads of {last['head_dim']}, batch x S = {last['batch'] * last['seqlen_q']}"
+    shape = f"{last['num_heads']} heads of {last['head_dim']}"
+    if last["seqlen_q"] == last["seqlen_k"]:
+        shape += f", batch x S = {last['batch'] * last['seqlen_q']}"
     toolkits = [toolkit for toolkit in rows["toolkit"].dropna().unique() if toolkit]
     compilers = [f"CUDA {toolkit}" if toolkit[0].isdigit() else toolkit for toolkit in toolkits]
     driver = [f"driver {last['driver']}"] if isinstance(last["driver"], str) and last["driver"] else []
