@@ -159,6 +159,7 @@ class Version(Implementation):
     parent: str | None = None  # the name of the rung that it was made from, where it says so
     draft: bool = False  # being worked on: its page is not written, and no published table has it
     step: Step | None = dataclasses.field(default=None, hash=False)
+    milestone: str = ""  # what is new, of a rung that the README's table has
 
     @property
     def number(self) -> str:

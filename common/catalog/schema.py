@@ -164,6 +164,7 @@ class RungDeclaration(Declaration):
     parent: StrictStr | None = None  # what it is compared with, where that is not the rung below
     draft: StrictBool = False  # its page is not written yet
     step: Step | None = None
+    milestone: StrictStr = ""  # of a rung that the README's table has: what is new since the one before it there
 
 
 class ReferenceDeclaration(Declaration):

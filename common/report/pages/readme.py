@@ -1,4 +1,4 @@
-"""The README's parts on the ladder: a chart, and a short table, of the rungs that matter most."""
+"""The README's parts on the ladders: a chart and a table with figures of the first, a short table of each other one."""
 
 from __future__ import annotations
 
@@ -18,26 +18,19 @@ from flashladder.common.report.charts.theme import Chart, made_from
 from flashladder.common.report.ladder_tables import official
 from flashladder.common.report.pages.ladder import DRAWN_BY, MARKER, PAGE, Measured, link, published
 from flashladder.common.report.sections import Section
-from flashladder.common.report.tables import Rows, numbers
+from flashladder.common.report.tables import Rows, markdown, numbers
 from flashladder.common.report.templating import render
 
 PICTURE = "picture"  # marks where the chart stands
-MILESTONES = {  # the rungs of both, and what each has that the one before it lacks
-    "00": "FlashAttention's algorithm on ordinary cores, in one short file",
-    "01": "tensor cores",
-    "02": "shared memory without bank conflicts",
-    "09": "copies that overlap with products; fewer instructions beside the products",
-    "24": "a softmax that rarely rescales, between the products; masks, any length",
-    "25": "Hopper's matrix instruction, wgmma",
-    "26": "Hopper's copy engine, TMA",
-    "31": "a producer warp; CTAs that take tile after tile, so that a tile ends while the next one is copied",
-    "37": "a softmax that does not look for maxima",
-    "47": "no pause between tiles; windows, softcaps, packed sequences",
-}
 
 
 def parts(readme: Path, folder: Path, found: list[Measured]) -> list[Chart | Section]:
-    """Of one GPU, the one with most rungs: the chart beside the logs, and what stands between the README's markers."""
+    """The chart beside the logs, of one GPU, the one with most rungs, and what stands between the README's markers."""
+    others = [Section(readme, ladder, partial(_new, readme, ladder)) for ladder in catalog.ladders()[1:]]
+    return [*_of_first(readme, folder, found), *(section for section in others if section.has_place)]
+
+
+def _of_first(readme: Path, folder: Path, found: list[Measured]) -> list[Chart | Section]:
     if not found:
         return [Section(readme, MARKER, lambda: render("ladder.md.j2", rows=[]))]
     shown = max(published(found), key=lambda each: len(each.own))
@@ -47,14 +40,23 @@ def parts(readme: Path, folder: Path, found: list[Measured]) -> list[Chart | Sec
     return [chart, *([picture] if picture.has_place else []), table]
 
 
-def _milestones() -> list[str]:
-    return [rung.name for rung in catalog.finished() if rung.number in MILESTONES]
+def _milestones() -> dict[str, str]:
+    """What is new in each milestone of the first ladder, by its number."""
+    return {rung.number: rung.milestone for rung in catalog.finished() if rung.milestone}
+
+
+def _new(readme: Path, ladder: str) -> str:
+    """The milestones of a ladder, with what is new in them."""
+    rungs = [rung for rung in catalog.versions(ladder=ladder) if rung.milestone and not rung.draft]
+    return markdown(
+        ("rung", "what is new"), [(link(rung.name, readme.parent, rung.title), rung.milestone) for rung in rungs]
+    )
 
 
 def _chart(folder: Path, shown: Measured) -> Chart:
     first = shown.first
-    lines: pd.DataFrame = first[first["version"].isin(_milestones()) | first["kind"].eq(FIELD)]
-    note = made_from(repr((ladders.titles(), MILESTONES)), *shown.files(folder), *DRAWN_BY)
+    lines: pd.DataFrame = first[first["rung"].isin([*_milestones()]) | first["kind"].eq(FIELD)]
+    note = made_from(repr((ladders.titles(), _milestones())), *shown.files(folder), *DRAWN_BY)
     title = f"Milestones of the ladder on {shown.title}, {first['dtype'].iloc[0]}"
     return Chart(folder / f"milestones_{shown.gpu}.svg", title, partial(ladder_chart.ladder, lines), note)
 
@@ -71,7 +73,11 @@ def _text(readme: Path, folder: Path, shown: Measured) -> str:
         columns=["rung", *numbers("TFLOP/s", "ratio"), "what is new"],
         rows=_rows(readme, shown),
         lengths=shown.first["lengths"].max(),
-        missing=[link(name, readme.parent) for name in _milestones() if name not in set(shown.own["version"])],
+        missing=[
+            link(rung.name, readme.parent)
+            for rung in catalog.finished()
+            if rung.milestone and rung.name not in set(shown.own["version"])
+        ],
         page=Path(os.path.relpath(folder / PAGE, readme.parent)).as_posix(),
     )
 
@@ -79,8 +85,9 @@ def _text(readme: Path, folder: Path, shown: Measured) -> str:
 def _rows(readme: Path, shown: Measured) -> Rows:
     """The milestones that were measured, and then the field."""
     rows: list[list[object]] = []
+    milestones = _milestones()
     for row in shown.own.itertuples():
-        if new := MILESTONES.get(row.rung):
+        if new := milestones.get(row.rung):
             rows.append([link(row.version, readme.parent, row.title), *_figures(row), new])
     rows.append(["FlashAttention-2, as torch ships it", official(shown.first), "1"])
     rows += [[row.title, *_figures(row)] for row in ladders.field(shown.first).itertuples()]
