@@ -55,7 +55,9 @@ def text(pattern: str, words: str) -> AfterValidator:
 
 Name = Annotated[
     str,
-    text(r"(?!www\.)\w[\w.+-]{0,99}(/\w[\w.+-]{0,99})?", "a name of letters, digits and _ . + -, such as 02_swizzling"),
+    text(
+        r"(?!www\.)\w[\w.+-]{0,99}(/\w[\w.+-]{0,99})?", "a name of letters, digits and _ . + -, such as 02 or swizzling"
+    ),
 ]
 Arch = Annotated[str, text(r"sm_\d{2,3}[a-z]?", "an architecture, such as sm_90a")]
 Release = Annotated[str, text(r"\d[\w.+-]{0,99}", "a release, such as 2.11.0+cu130")]

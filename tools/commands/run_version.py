@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def parser() -> Parser:
     """The options; what needs torch is imported later, so that a wrong one is reported at once."""
     made = Parser(__doc__)
-    made.add_argument("version", nargs="?", help="a rung: 02, swizzling, or backward/03; or a reference: triton")
+    made.add_argument("version", nargs="?", help="a rung: 02, swizzling, or LADDER/03; or a reference: triton")
     made.add_argument("--list", action="store_true", help="what there is: all, or of a ladder or rung")
     options.add_config(made)
     options.add_device(made)
