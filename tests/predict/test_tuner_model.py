@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.compiler.sass import throughput
 from flashladder.common.compiler.sass.instruction import NO_BARRIER
+from flashladder.common.paths import ROOT
 from flashladder.common.predict import cost
 from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.predict.cost import MainLoop, Workload
@@ -195,3 +197,15 @@ def test_a_longer_problem_takes_longer():
         stock = Stock(space, (Candidate("code", (space.default,), tuple(artifacts)),), {})
         times.append(predict(stock, H100)["code"])
     assert times[1] == pytest.approx(16 * times[0], rel=0.2)
+
+
+def test_the_pages_rank_correlations_are_those_of_the_studies():
+    """The logs have the times that were predicted then."""
+    found = []
+    for study in sorted((ROOT / "results" / "tuning").glob("??_*-h100-bf16-d128-full.csv")):
+        trials = pd.read_csv(study).dropna(subset=["ratio", "predicted_us"])
+        found.append(f"{rank_correlation(list(trials['predicted_us']), list(1 / trials['ratio'])):.2f}")
+    assert (
+        f"| all kernels of rung 02; 09; 16; 22 | H100 | | {'; '.join(found)} |"
+        in (ROOT / "docs" / "cost-model.md").read_text()
+    )
