@@ -28,10 +28,23 @@ KEPT = [
 
 
 def has_changed(parent, commit):
-    """Whether a rung's files are no longer those of a commit."""
+    """Whether a rung's files are no longer those of a commit; forward's may have lain in versions/ itself then."""
+    commit = commit.rstrip("+")
     files = [*Sources().closure(parent.kernel), parent.directory / schema.FILE]
-    command = ["git", "-C", str(ROOT), "diff", "--quiet", commit.rstrip("+"), "--", *map(str, files)]
-    return subprocess.run(command, check=False).returncode == 1
+    return git("cat-file", "-e", f"{commit}^{{commit}}") is not None and any(
+        path.read_bytes() not in (git("show", f"{commit}:{name}") for name in names(path)) for path in files
+    )
+
+
+def names(path):
+    name = path.relative_to(ROOT).as_posix()
+    return name, name.replace("versions/forward/", "versions/")
+
+
+def git(*arguments):
+    """What git prints; None where it fails."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
+    return None if done.returncode else done.stdout
 
 
 @pytest.mark.git
