@@ -35,7 +35,7 @@ test-long: dev
 	$(PYTEST) --ignore=$(PUBLIC) -m "slow and not gpu" $(ARGS)
 
 test-gpu: dev
-	$(PY) -m flashladder.tests.release
+	$(PY) -m flashladder.tests.support.release
 
 test-public: dev
 	$(PY) -m pytest -n auto --dist loadgroup $(PUBLIC) $(ARGS)

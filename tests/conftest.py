@@ -104,6 +104,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def rung(folder, monkeypatch):
     """The rung mine/00_my_idea, as it was made."""
-    from flashladder.tests import ideas
+    from flashladder.tests.support import ideas
 
     return ideas.begin(monkeypatch, folder)

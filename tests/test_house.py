@@ -165,6 +165,10 @@ def test_no_two_test_files_have_one_name():
     assert not [alike for alike in paths.values() if len(alike) > 1]
 
 
+def test_what_tests_share_lies_in_support():
+    assert [path.name for path in (ROOT / "tests").glob("*.py") if not path.name.startswith("test_")] == ["conftest.py"]
+
+
 def test_make_names_tests_that_exist():
     """One name that is gone, and pytest runs none of the others."""
     makefile = (ROOT / "Makefile").read_text()

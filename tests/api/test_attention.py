@@ -4,11 +4,9 @@ import dataclasses
 import re
 from fractions import Fraction
 
-import fake_cuda
 import numpy as np
 import pytest
 import torch
-from onlookers import require_an_operator
 
 import flashladder
 from flashladder.common import catalog
@@ -20,6 +18,8 @@ from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import fast_path, ready
+from flashladder.tests.support import fake_cuda
+from flashladder.tests.support.onlookers import require_an_operator
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

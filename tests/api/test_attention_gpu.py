@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import fake_cuda
 import pytest
 import torch
 from test_attention import qkv
@@ -14,7 +13,7 @@ from flashladder.common.errors import DeviceError
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.gpu import device_arch
-from flashladder.tests import triton_process
+from flashladder.tests.support import fake_cuda, triton_process
 
 pytestmark = pytest.mark.gpu
 LAUNCHED = [launch.rung for launch in catalog.ladder_of("forward").launches]

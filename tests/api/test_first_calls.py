@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
-from flashladder.tests import triton_process
 from flashladder.tests.first_calls.forks import each_in_a_fork
 from flashladder.tests.first_calls.table import GPU, ROWS
 from flashladder.tests.first_calls.trial import Call, differences, errors
+from flashladder.tests.support import triton_process
 
 
 def require(module, *arguments):

@@ -10,7 +10,7 @@ from flashladder import flash_attn_with_kvcache
 from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
-from flashladder.tests import triton_process
+from flashladder.tests.support import triton_process
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HEADS, HEADS_K, COLUMNS, ROOM, PAGE = 4, 2, 64, 96, 16

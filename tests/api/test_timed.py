@@ -12,7 +12,7 @@ from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ready
-from flashladder.tests import fake_cuda
+from flashladder.tests.support import fake_cuda
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -5,7 +5,6 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 
-import fake_cuda
 import numpy as np
 import pytest
 import torch
@@ -20,6 +19,7 @@ from flashladder import (
 )
 from flashladder.common.api import operator, options, validate
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.tests.support import fake_cuda
 
 
 class Two(enum.IntEnum):

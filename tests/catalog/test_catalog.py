@@ -1,11 +1,11 @@
 import pytest
-from tiny_ladder import VERSION_YAML, make_rung
 
 from flashladder.common import catalog, own
 from flashladder.common.catalog import find, nearest, versions
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.problem import Problem, operation_names
+from flashladder.tests.support.tiny_ladder import VERSION_YAML, make_rung
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 import dataclasses
 import statistics
 
-import fake_cuda
 import pytest
 import torch
-from tiny_ladder import make_rung
 
 from flashladder.common import catalog
 from flashladder.common.api import attention
@@ -16,6 +14,8 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead, fast_path, ready
+from flashladder.tests.support import fake_cuda
+from flashladder.tests.support.tiny_ladder import make_rung
 from flashladder.tuner.adopt import export
 
 LAUNCHES = catalog.ladder_of("forward").launches

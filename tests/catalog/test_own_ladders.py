@@ -12,7 +12,7 @@ from flashladder.common.paths import ROOT, VERSIONS
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.workshop import exercises, scaffold
-from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tests.support.tiny_ladder import make_rung
 from flashladder.tools.commands import run_version
 from flashladder.tuner import trial_log
 from flashladder.tuner.job import Job, SearchSettings

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from attention_params import PARAMS
-from tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
 from flashladder.common import catalog
 from flashladder.common.compiler import BuildRequest, LaunchInfo, build, build_one, ninja, translate, translated
@@ -18,6 +16,8 @@ from flashladder.common.compiler import compile as build_module
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.paths import ROOT
+from flashladder.tests.support.attention_params import PARAMS
+from flashladder.tests.support.tiny_ladder import HELPER, KERNEL, VERSION_YAML, make_rung
 
 ARCH = "sm_80"
 # An array that is indexed at run time has no place in registers.

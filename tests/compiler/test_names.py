@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from tiny_ladder import make_rung
 
 from flashladder.common.compiler import build_one, sass, toolchain, translate
 from flashladder.common.compiler.library import build_library, find_c_compiler
 from flashladder.common.emulator import compile_ptx
 from flashladder.common.paths import AS_NAMES
+from flashladder.tests.support.tiny_ladder import make_rung
 
 QUOTES = "a \"word\" and 'another'"
 NAMES = (

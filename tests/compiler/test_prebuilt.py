@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from tiny_ladder import make_rung
 
 from flashladder.common import catalog
 from flashladder.common.api import attention
@@ -18,7 +17,8 @@ from flashladder.common.errors import ConfigError, ToolchainError
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead, ready
-from flashladder.tests import fake_cuda
+from flashladder.tests.support import fake_cuda
+from flashladder.tests.support.tiny_ladder import make_rung
 
 ARCH = "sm_80"
 

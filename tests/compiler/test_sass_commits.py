@@ -6,7 +6,6 @@ import shutil
 import subprocess
 
 import pytest
-from tiny_ladder import HELPER, KERNEL, make_rung
 
 from flashladder.common import console
 from flashladder.common.catalog import find
@@ -19,6 +18,7 @@ from flashladder.common.compiler.sass.registers import operands_of, results_of
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import CUDA_HEADERS, ROOT
 from flashladder.common.report import sass_commits as show
+from flashladder.tests.support.tiny_ladder import HELPER, KERNEL, make_rung
 from flashladder.tools.commands import sass
 
 

@@ -5,13 +5,13 @@ import os
 import stat
 
 import pytest
-from tiny_ladder import make_rung
 
 from flashladder.common import trust
 from flashladder.common.compiler import BuildRequest, build_one, prebuilt, translate
 from flashladder.common.compiler.compile import machine_code
 from flashladder.common.compiler.library import FILE, build_library
 from flashladder.common.errors import ConfigError
+from flashladder.tests.support.tiny_ladder import make_rung
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from flashladder.common.emulator.execute import scheduler
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import execute
-from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tests.support.tiny_ladder import make_rung
 
 ENDLESS = 'for (int i = 0;; ++i)\n        asm volatile("// %0" ::"r"(i));'
 

@@ -13,7 +13,7 @@ from flashladder.common.measure import baselines, contest
 from flashladder.common.measure.timing import TimingSettings, measure
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu
-from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tests.support.tiny_ladder import make_rung
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 
-import fake_gpu
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.records.run_files import RunLog
 from flashladder.common.runtime import target
+from flashladder.tests.support import fake_gpu
 from flashladder.tools.commands import packed
 
 

@@ -15,7 +15,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import attention
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
-from flashladder.tests import triton_process
+from flashladder.tests.support import triton_process
 from flashladder.tools.commands import run_version
 
 NAMES = ("py_fa1", "py_fa2", "c", "triton")

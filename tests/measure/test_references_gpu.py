@@ -5,7 +5,7 @@ import pytest
 from flashladder.common import catalog
 from flashladder.common.measure.references import missing
 from flashladder.common.paths import ROOT
-from flashladder.tests import triton_process
+from flashladder.tests.support import triton_process
 
 pytestmark = pytest.mark.gpu
 SHAPES = {

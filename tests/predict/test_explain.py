@@ -23,8 +23,8 @@ from flashladder.common.predict.subcore import Step
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.report import diagnosis, difference
-from flashladder.tests import fake_ncu
-from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
+from flashladder.tests.support import fake_ncu
+from flashladder.tests.support.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tools.commands import explain as tool
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.tests import fake_ncu
+from flashladder.tests.support import fake_ncu
 from flashladder.tools.commands import profile
 
 DATA = Path(__file__).parents[1] / "data"

@@ -13,7 +13,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.operations.forward import attention
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.studies.accuracy import deviation
-from flashladder.tests.designed import SMALL, drawn
+from flashladder.tests.support.designed import SMALL, drawn
 
 
 def scores_of(problem, tensors):

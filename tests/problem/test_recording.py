@@ -11,7 +11,7 @@ from flashladder.common.paths import TRAINED
 from flashladder.common.problem.families import recording
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import DTYPES, Problem
-from flashladder.tests.designed import drawn_by
+from flashladder.tests.support.designed import drawn_by
 
 LAYERS, HEADS, TOKENS, COLUMNS = 2, 3, 5, 4
 SCALED = 2.0**-60, 2.0**-9, 0.125, 2.0**9, 2.0**60

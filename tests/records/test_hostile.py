@@ -12,7 +12,7 @@ from flashladder.common.records.log import Log, Schema
 from flashladder.common.records.schemas import LADDER
 from flashladder.common.report import tables
 from flashladder.common.report.charts import theme
-from flashladder.tests import made_up
+from flashladder.tests.support import made_up
 from flashladder.tools.commands import dashboard
 from flashladder.tools.commands import received as command
 

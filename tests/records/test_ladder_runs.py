@@ -11,7 +11,7 @@ from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import LADDER
 from flashladder.common.records.slowdowns import completed, remarks
 from flashladder.common.report import ladder_tables
-from flashladder.tests import made_up
+from flashladder.tests.support import made_up
 
 CARD, OTHER_CARD = "0a0a0a0a0a0a", "0b0b0b0b0b0b"
 

@@ -7,7 +7,7 @@ from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import BENCH
 from flashladder.common.report.dashboard import data
 from flashladder.common.report.pages import cells
-from flashladder.tests import made_up
+from flashladder.tests.support import made_up
 
 EMPTY = "# Title\n\n<!-- cells:begin -->\n<!-- cells:end -->\n"
 

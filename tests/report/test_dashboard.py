@@ -12,7 +12,7 @@ from flashladder.common.records.schemas import BENCH
 from flashladder.common.report.dashboard import data
 from flashladder.common.report.pages import ladder as ladder_page
 from flashladder.common.report.pages import readme as readme_part
-from flashladder.tests import made_up
+from flashladder.tests.support import made_up
 from flashladder.tools.commands import dashboard
 
 

@@ -15,7 +15,7 @@ from flashladder.common.report.charts import ladder as figures
 from flashladder.common.report.charts import studies, theme
 from flashladder.common.report.charts.roofline import milestones
 from flashladder.common.report.dashboard import data, opcodes
-from flashladder.tests import made_up
+from flashladder.tests.support import made_up
 
 
 def test_means_over_lengths(tmp_path):

@@ -9,7 +9,7 @@ from flashladder.common import catalog, console
 from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import BENCH
 from flashladder.common.report.pages import references
-from flashladder.tests import made_up
+from flashladder.tests.support import made_up
 from flashladder.tools.commands import dashboard
 
 

@@ -5,11 +5,11 @@ import dataclasses
 import re
 
 import pytest
-from tiny_ladder import VERSION_YAML, make_rung
 
 from flashladder.common import catalog, console, own
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 from flashladder.common.report import neighbours
+from flashladder.tests.support.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tools.commands import neighbours as tool
 
 HEADERS = sorted([*CUDA_HEADERS.rglob("*.cuh"), *VERSIONS.glob("forward/[0-9]*/*.cuh"), *VERSIONS.glob("*/cuda/*.cuh")])

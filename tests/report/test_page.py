@@ -10,7 +10,7 @@ import pytest
 from flashladder.common.records import ladders
 from flashladder.common.report.dashboard import data
 from flashladder.common.report.dashboard.page import render
-from flashladder.tests import made_up
+from flashladder.tests.support import made_up
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LIGHT_PAGE, DARK_PAGE = "rgb(246, 247, 249)", "rgb(13, 17, 23)"

@@ -10,7 +10,7 @@ from flashladder.common.records import ladders
 from flashladder.common.report import ladder_tables, sections
 from flashladder.common.report.pages import steps
 from flashladder.common.report.sections import Section
-from flashladder.tests import made_up
+from flashladder.tests.support import made_up
 
 MARKED = "# A rung\n\nprose\n\n<!-- step:begin -->\nold\n<!-- step:end -->\n\nmore prose\n"
 

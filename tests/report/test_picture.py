@@ -6,9 +6,7 @@ import shutil
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
-import made_up_timeline
 import pytest
-from made_up_timeline import FACTS
 
 from flashladder.common import console
 from flashladder.common.catalog import find, finished, references
@@ -24,6 +22,8 @@ from flashladder.common.report.pictures import gallery, layouts, loops, roles
 from flashladder.common.report.pictures.device import COLS, ROWS, WARPS, device_headers
 from flashladder.common.report.sections import Section
 from flashladder.common.studies.timeline import events
+from flashladder.tests.support import made_up_timeline
+from flashladder.tests.support.made_up_timeline import FACTS
 from flashladder.tools.commands import picture
 
 

@@ -22,8 +22,8 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received, records
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 from flashladder.common.runtime.gpu import device_arch
-from flashladder.tests import fake_gpu
 from flashladder.tests.row_dots.bench import Simulated
+from flashladder.tests.support import fake_gpu
 from flashladder.tools.commands import bench, dashboard, ladder, run_version
 from flashladder.tuner.job import Job, SearchSettings
 from flashladder.tuner.space import Space

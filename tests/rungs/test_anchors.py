@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from rung_table import emulated
 
 from flashladder.common import catalog
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
+from flashladder.tests.support.rung_table import emulated
 
 pytestmark = pytest.mark.slow
 

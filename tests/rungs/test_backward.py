@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from backward_rounding import bounded_by_flash_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import execute
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import Launcher
+from flashladder.tests.support.backward_rounding import bounded_by_flash_attention
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,6 @@ import random
 
 import pytest
 import torch
-from backward_rounding import bounded_by_flash_attention
-from right_on_gpu import require_right_on_a_gpu
-from rung_table import draw
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
@@ -16,6 +13,9 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import device_arch
+from flashladder.tests.support.backward_rounding import bounded_by_flash_attention
+from flashladder.tests.support.right_on_gpu import require_right_on_a_gpu
+from flashladder.tests.support.rung_table import draw
 
 pytestmark = pytest.mark.gpu
 LADDER = "backward"

@@ -1,11 +1,11 @@
 """The ladders of caches, decode and MLA, on a real GPU (`pytest -m gpu`): real sizes, every rung."""
 
 import pytest
-from right_on_gpu import require_right_on_a_gpu
 
 from flashladder.common import catalog
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.problem import DTYPES, Problem
+from flashladder.tests.support.right_on_gpu import require_right_on_a_gpu
 
 pytestmark = pytest.mark.gpu
 DECODE = {"operation": "decode", "num_heads": 32, "num_heads_k": 8, "head_dim": 128}

@@ -3,14 +3,24 @@
 import itertools
 
 import pytest
-from rung_features import cases
-from rung_table import DECIDED, GENERAL, LAUNCHED, OTHERS, RUNGS, covering, default_kind, emulated_as_configured, id_of
 
 from flashladder.common import catalog
 from flashladder.common.catalog import winners
 from flashladder.common.compiler import build_one
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.problem.problem import Problem
+from flashladder.tests.support.rung_features import cases
+from flashladder.tests.support.rung_table import (
+    DECIDED,
+    GENERAL,
+    LAUNCHED,
+    OTHERS,
+    RUNGS,
+    covering,
+    default_kind,
+    emulated_as_configured,
+    id_of,
+)
 
 pytestmark = pytest.mark.slow
 

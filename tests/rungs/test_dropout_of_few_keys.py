@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from rung_table import built, id_of
 
 from flashladder.common import catalog
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.rung_table import built, id_of
 
 SEQLEN = 256
 FEW = 4

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from rung_table import built
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one
@@ -11,6 +10,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_emulator, on_gpu
+from flashladder.tests.support.rung_table import built
 
 KEYS, EARLY, LATE = 320, 5, 317
 KEY = torch.arange(KEYS)

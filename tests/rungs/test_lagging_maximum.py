@@ -9,7 +9,7 @@ from flashladder.common import catalog
 from flashladder.common.compiler.compile import build_one
 from flashladder.common.problem.problem import DTYPES
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.tests.designed import drawn_by, missed_of_each
+from flashladder.tests.support.designed import drawn_by, missed_of_each
 
 # In log2, how far a score may pass the first block's before m is raised, before P is computed again, and before P is
 # infinite.

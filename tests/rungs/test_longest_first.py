@@ -4,12 +4,12 @@ import itertools
 import random
 
 import pytest
-from rung_table import packed
-from tiny_ladder import make_rung
 
 from flashladder.common.compiler import build_one
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.rung_table import packed
+from flashladder.tests.support.tiny_ladder import make_rung
 
 VERSION_YAML = """
 title: Numbers

@@ -5,14 +5,23 @@ import re
 
 import pytest
 import torch
-from rung_features import cases
-from rung_table import GENERAL, LAUNCHED, RUNGS, built, default_kind, emulated, masked, tile_of
 
 from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.rung_features import cases
+from flashladder.tests.support.rung_table import (
+    GENERAL,
+    LAUNCHED,
+    RUNGS,
+    built,
+    default_kind,
+    emulated,
+    masked,
+    tile_of,
+)
 
 EACH = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 

@@ -8,9 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from far_apart import spread
-from rung_features import LENGTHS
-from rung_table import GENERAL, LAUNCHED, decided, draw, draw_config, id_of, tile_of
 
 from flashladder.common.api import attention
 from flashladder.common.api.packed import packed_attention
@@ -24,6 +21,9 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu, target
 from flashladder.common.runtime.execute import on_gpu
+from flashladder.tests.support.far_apart import spread
+from flashladder.tests.support.rung_features import LENGTHS
+from flashladder.tests.support.rung_table import GENERAL, LAUNCHED, decided, draw, draw_config, id_of, tile_of
 
 pytestmark = pytest.mark.gpu
 FEATURES = ("packed", "window", "softcap", "alibi")

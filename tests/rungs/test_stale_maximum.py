@@ -9,11 +9,11 @@ import math
 
 import pytest
 import torch
-from rung_table import built
 
 from flashladder.common import catalog
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.tests.designed import drawn_by, missed_of_each
+from flashladder.tests.support.designed import drawn_by, missed_of_each
+from flashladder.tests.support.rung_table import built
 
 BLOCK = 128  # keys
 EACH = 5  # in log2: a lane sums 32 P of a row, so that each of a whole block is so much below the sum

@@ -5,12 +5,12 @@ import math
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from rung_table import built
 
 from flashladder.common import catalog
 from flashladder.common.problem.problem import DTYPES
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.tests.designed import drawn_by, missed_of_each
+from flashladder.tests.support.designed import drawn_by, missed_of_each
+from flashladder.tests.support.rung_table import built
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import fake_cuda
 import pytest
 import torch
-from attention_params import PARAMS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +23,8 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_gpu
+from flashladder.tests.support import fake_cuda
+from flashladder.tests.support.attention_params import PARAMS
 
 MAPS = tuple(TensorMapInfo(name, rows, 64, 128) for name, rows in (("q", 128), ("k", 64), ("v", 64), ("o", 16)))
 PLAIN = LaunchInfo(128, 49152, 64, 64, **PARAMS)

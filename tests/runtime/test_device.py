@@ -12,7 +12,7 @@ from flashladder.common.errors import DeviceError
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import device
-from flashladder.tests.cards import H100, card
+from flashladder.tests.support.cards import H100, card
 
 # As drivers report them: names, SMs, GiB.
 CARDS = {

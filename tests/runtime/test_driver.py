@@ -13,7 +13,7 @@ from flashladder.common.compiler.toolchain import find_host_compiler
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch wants the real NVIDIA driver")
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
-import fake_cuda
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from onlookers import require_an_operator
 
 from flashladder.common.api import attention
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.problem import inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import fast_path, ready
+from flashladder.tests.support import fake_cuda
+from flashladder.tests.support.onlookers import require_an_operator
 
 VERSIONS = ("24", "34")  # plain; a persistent grid, with a counter and tensor maps
 

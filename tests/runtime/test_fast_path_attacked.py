@@ -1,4 +1,4 @@
-"""The C++ way of a call under attack, in a process of its own, which a crash ends; see tests/attack_fast_path.py."""
+"""The C++ way of a call under attack, in a process that a crash ends; see tests/support/attack_fast_path.py."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from flashladder.common.compiler import library
 from flashladder.common.runtime import fast_path
 
-ATTACK = Path(__file__).parents[1] / "attack_fast_path.py"
+ATTACK = Path(__file__).parents[1] / "support" / "attack_fast_path.py"
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 

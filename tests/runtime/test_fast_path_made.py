@@ -5,12 +5,12 @@ import re
 import subprocess
 import threading
 
-import fake_cuda
 import pytest
 
 from flashladder.common.compiler import library
 from flashladder.common.errors import BuildError
 from flashladder.common.runtime import fast_path, plan
+from flashladder.tests.support import fake_cuda
 
 
 def test_the_plan_has_the_layout_of_the_source(tmp_path):

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from far_apart import spread
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashladder.common import catalog
@@ -23,8 +22,9 @@ from flashladder.common.problem.operations.forward import LAYOUTS
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_gpu
-from flashladder.tests import run_every_rung
-from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tests.support import run_every_rung
+from flashladder.tests.support.far_apart import spread
+from flashladder.tests.support.tiny_ladder import make_rung
 
 pytestmark = pytest.mark.gpu
 
@@ -241,7 +241,7 @@ def test_a_fault_names_the_kernel(tmp_path):
 def test_sanitizer(tool):
     command = ["compute-sanitizer", "--tool", tool, "--target-processes", "application-only", "--error-exitcode", "9"]
     # cuda-bindings probes the driver for entry points it may lack. A kernel filter makes racecheck 2025.3 crash.
-    command += ["--report-api-errors", "no", sys.executable, "-m", "flashladder.tests.run_every_rung"]
+    command += ["--report-api-errors", "no", sys.executable, "-m", "flashladder.tests.support.run_every_rung"]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_params import FIELDS, PARAMS
 
 from flashladder.common.compiler.artifact import Artifact, RungKernel
 from flashladder.common.compiler.declaration import (
@@ -28,6 +27,7 @@ from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.operations.forward import ALL_KEYS
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import Launcher
+from flashladder.tests.support.attention_params import FIELDS, PARAMS
 
 ARTIFACT = Artifact(
     version="07_tiny",

@@ -2,12 +2,10 @@
 
 import dataclasses
 
-import fake_cuda
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_ladder import make_rung
 
 from flashladder.common import catalog
 from flashladder.common.api import attention, operator, options
@@ -19,6 +17,8 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import received
 from flashladder.common.runtime import ahead, fast_path, ready, target
+from flashladder.tests.support import fake_cuda
+from flashladder.tests.support.tiny_ladder import make_rung
 from flashladder.tuner.adopt import export
 
 LONG_FROM, LENGTHS = catalog.ladder_of("forward").long_from, catalog.ladder_of("forward").lengths

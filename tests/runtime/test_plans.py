@@ -3,7 +3,6 @@
 import functools
 import sys
 
-import fake_cuda
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,7 @@ from flashladder.common.api import kvcache, operator
 from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime import fast_path
+from flashladder.tests.support import fake_cuda
 
 HEADS, HEADS_K, COLUMNS, PAGES = 4, 2, 64, 6
 

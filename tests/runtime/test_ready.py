@@ -1,6 +1,5 @@
 """What stands ready is of kinds, which have no sizes: sizes that are new take no memory, and compile nothing."""
 
-import fake_cuda
 import pytest
 import torch
 
@@ -8,6 +7,7 @@ from flashladder import flash_attn_with_kvcache, flash_mla_with_kvcache
 from flashladder.common import catalog
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ready
+from flashladder.tests.support import fake_cuda
 
 HEADS, HEADS_K, COLUMNS = 4, 2, 64
 

@@ -9,7 +9,7 @@ from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.runtime import device as devices
 from flashladder.common.runtime import target
-from flashladder.tests.cards import H100, card
+from flashladder.tests.support.cards import H100, card
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import fake_cuda
 import pytest
 import torch
 
 from flashladder import flash_attn_with_kvcache
 from flashladder.common.api import operator
 from flashladder.common.runtime import fast_path, workspaces
+from flashladder.tests.support import fake_cuda
 
 HEADS, HEADS_K, COLUMNS = 4, 2, 64
 POINTERS = 2 * 8  # bytes: of partial results, and of their log-sum-exps

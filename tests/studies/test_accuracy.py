@@ -27,8 +27,8 @@ from flashladder.common.report.pages import accuracy as page
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.studies.accuracy import deviation, study, timing, yardstick
-from flashladder.tests import fake_gpu, made_up
-from flashladder.tests.designed import drawn, drawn_by
+from flashladder.tests.support import fake_gpu, made_up
+from flashladder.tests.support.designed import drawn, drawn_by
 from flashladder.tools.commands import accuracy
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from flashladder.common.records import records
 from flashladder.common.report.charts import experiments as figures
 from flashladder.common.studies.experiments import run as experiments
 from flashladder.common.studies.experiments import sweeps, traffic
-from flashladder.tests import fake_gpu, made_up
+from flashladder.tests.support import fake_gpu, made_up
 from flashladder.tools.commands import experiment
 
 

@@ -14,7 +14,7 @@ from flashladder.common.problem.config import parse_values, spell
 from flashladder.common.problem.operations.forward import Forward
 from flashladder.common.records import ladder_runs, ladders, records, run_files
 from flashladder.common.studies.experiments import ladder as experiment
-from flashladder.tests import fake_gpu, made_up
+from flashladder.tests.support import fake_gpu, made_up
 from flashladder.tools.commands import ladder
 
 pytestmark = pytest.mark.slow

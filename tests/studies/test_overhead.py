@@ -2,7 +2,6 @@
 
 import re
 
-import fake_cuda
 import pytest
 import torch
 
@@ -10,6 +9,7 @@ from flashladder.common import console
 from flashladder.common.errors import DeviceError
 from flashladder.common.problem import inputs
 from flashladder.common.runtime import fast_path, gpu
+from flashladder.tests.support import fake_cuda
 from flashladder.tools.commands import overhead
 
 

@@ -7,8 +7,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
-import fake_cuda
-import made_up_timeline as made_up
 import numpy as np
 import pytest
 
@@ -23,6 +21,8 @@ from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.studies.timeline import build, events, phases, record, stamps
 from flashladder.common.studies.timeline.events import QUEUE, ROOM
+from flashladder.tests.support import fake_cuda
+from flashladder.tests.support import made_up_timeline as made_up
 from flashladder.tools.commands import timeline as tool
 
 PROBLEM = Problem(batch=1, num_heads=2, seqlen_q=256)

@@ -11,7 +11,7 @@ from flashladder.common.measure.graphs import CaptureError
 from flashladder.common.measure.timing import MODES
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
-from flashladder.tests import fake_gpu
+from flashladder.tests.support import fake_gpu
 from flashladder.tools.commands import arguments as options
 from flashladder.tools.commands import bench, search
 

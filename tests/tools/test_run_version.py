@@ -16,7 +16,7 @@ from flashladder.common.errors import ToolchainError
 from flashladder.common.paths import ROOT
 from flashladder.common.records import records
 from flashladder.common.runtime import launch
-from flashladder.tests import fake_gpu, interruptible
+from flashladder.tests.support import fake_gpu, interruptible
 from flashladder.tools.commands import run_version
 
 TOOL = ROOT / "tools" / "run_version.py"

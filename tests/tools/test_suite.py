@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flashladder.common.paths import ROOT
-from flashladder.tests import release
+from flashladder.tests.support import release
 
 JOURNAL = """
 import os, time

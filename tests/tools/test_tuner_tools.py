@@ -14,7 +14,7 @@ from flashladder.common.paths import ROOT, results_dir
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.report.charts import studies
-from flashladder.tests.simulated_bench import Simulated
+from flashladder.tests.support.simulated_bench import Simulated
 from flashladder.tools.commands import arguments as options
 from flashladder.tools.commands import plots, search
 from flashladder.tools.commands import studies as list_studies

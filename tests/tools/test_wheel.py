@@ -69,7 +69,7 @@ def test_attention_needs_no_compiler(installed, gpu, tmp_path):
         "FLASHLADDER_CUDA": str(tmp_path),  # a toolkit without anything
         "FLASHLADDER_CACHE": str(tmp_path / "cache"),
     }
-    script = [sys.executable, HERE / "use_prebuilt.py", gpu]
+    script = [sys.executable, HERE / "support" / "use_prebuilt.py", gpu]
     done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"flashladder of {installed}" in done.stdout

@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import fake_cuda
 import numpy as np
 import pytest
 import torch
@@ -24,6 +23,7 @@ from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.runtime import ready, target
+from flashladder.tests.support import fake_cuda
 from flashladder.tools.commands import adopt
 from flashladder.tuner import campaign, job
 from flashladder.tuner.adopt import export, gains

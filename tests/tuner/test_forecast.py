@@ -18,8 +18,8 @@ from flashladder.common.paths import ROOT
 from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.problem.rules import Expression
-from flashladder.tests.simulated_bench import time_us
-from flashladder.tests.tuner_stock import make_space
+from flashladder.tests.support.simulated_bench import time_us
+from flashladder.tests.support.tuner_stock import make_space
 from flashladder.tuner import forecast
 from flashladder.tuner.forecast import Forecast, Price
 from flashladder.tuner.space import Space

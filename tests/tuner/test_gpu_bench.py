@@ -10,7 +10,7 @@ from flashladder.common.errors import DeviceError, VerificationError
 from flashladder.common.measure import contest
 from flashladder.common.measure.timing import CONTROL
 from flashladder.common.problem.problem import Problem
-from flashladder.tests import fake_gpu
+from flashladder.tests.support import fake_gpu
 from flashladder.tuner.gpu_bench import OPPONENT, OnGpu, opponents
 
 

@@ -9,8 +9,8 @@ import pytest
 from flashladder.common import console
 from flashladder.common.errors import ConfigError, ResultsError
 from flashladder.common.measure.statistics import Estimate
-from flashladder.tests.simulated_bench import time_us
-from flashladder.tests.tuner_stock import make_predictions, make_space, make_stock
+from flashladder.tests.support.simulated_bench import time_us
+from flashladder.tests.support.tuner_stock import make_predictions, make_space, make_stock
 from flashladder.tools.commands import replay as tool
 from flashladder.tuner import finalists, strategies, trial_log
 from flashladder.tuner.recorded import ExhaustiveStudy, replay

@@ -7,7 +7,7 @@ from flashladder.common.catalog import winners
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records.received import problem_named
 from flashladder.common.runtime import target
-from flashladder.tests.tiny_ladder import make_rung
+from flashladder.tests.support.tiny_ladder import make_rung
 from flashladder.tools.commands import search
 from flashladder.tuner import campaign, job, trial_log
 from flashladder.tuner.candidates import compile_all

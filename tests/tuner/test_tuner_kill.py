@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from flashladder.tests import interruptible, tuner_simulation
+from flashladder.tests.support import interruptible, tuner_simulation
 from flashladder.tuner import trial_log
 from flashladder.tuner.ledger import code_of, verdict_of
 
@@ -43,7 +43,7 @@ def finished(ledger):
 def test_many_kills(places):
     """Kill the search or its worker again and again: no finished trial is lost, none is measured twice."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["flashladder.tests.tuner_simulation", "flashladder.tuner.show"])
+    context.set_forkserver_preload(["flashladder.tests.support.tuner_simulation", "flashladder.tuner.show"])
     rng = random.Random(5)
     ledger = tuner_simulation.make_job(places).ledger()
     known = {}
@@ -97,7 +97,7 @@ def assert_log_agrees(ledger):
 
 
 def test_ctrl_c_ends_cleanly_with_the_best_so_far(places):
-    command = [sys.executable, "-m", "flashladder.tests.tuner_simulation", str(places)]
+    command = [sys.executable, "-m", "flashladder.tests.support.tuner_simulation", str(places)]
     search = interruptible.start(command, start_new_session=True)
     ledger = tuner_simulation.make_job(places).ledger()
     deadline = time.monotonic() + 120

@@ -14,8 +14,8 @@ from optuna.trial import TrialState
 from flashladder.common.catalog import winners
 from flashladder.common.errors import ConfigError, DeviceError
 from flashladder.common.problem.config import load_gpu
-from flashladder.tests.simulated_bench import Simulated, time_us
-from flashladder.tests.tuner_stock import PROBLEM, make_predictions, make_stock
+from flashladder.tests.support.simulated_bench import Simulated, time_us
+from flashladder.tests.support.tuner_stock import PROBLEM, make_predictions, make_stock
 from flashladder.tuner import trial_log
 from flashladder.tuner.job import Job, Ranking, SearchSettings
 from flashladder.tuner.ledger import verdict_of

@@ -12,7 +12,7 @@ from flashladder.common.compiler.cubin import code_digest, sections
 from flashladder.common.errors import BuildError, ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import KernelConfig, load_gpu
 from flashladder.common.problem.problem import Problem
-from flashladder.tests.tiny_ladder import VERSION_YAML, make_rung
+from flashladder.tests.support.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tuner.candidates import compile_all
 from flashladder.tuner.space import Space
 

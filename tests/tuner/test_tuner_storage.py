@@ -18,7 +18,7 @@ import pytest
 from optuna.trial import TrialState
 
 from flashladder.common.errors import ConfigError, ResultsError
-from flashladder.tests import postgres, tuner_simulation
+from flashladder.tests.support import postgres, tuner_simulation
 from flashladder.tests.tuner.test_tuner_kill import assert_log_agrees
 from flashladder.tuner import ledger as ledgers
 from flashladder.tuner import show, storage, trial_log
@@ -85,7 +85,7 @@ def test_two_machines_share_a_study_on_postgresql(database, tmp_path, monkeypatc
 
 
 def _search(folder, url):
-    command = [sys.executable, "-m", "flashladder.tests.tuner_simulation", str(folder), "--storage", url]
+    command = [sys.executable, "-m", "flashladder.tests.support.tuner_simulation", str(folder), "--storage", url]
     command += ["--workers", "2"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 

@@ -13,7 +13,7 @@ import pytest
 
 from flashladder.common.packages import requirements
 from flashladder.common.paths import ROOT
-from flashladder.tests.postgres import free_port
+from flashladder.tests.support.postgres import free_port
 from flashladder.tuner.ledger import Ledger
 from flashladder.tuner.storage import default_url
 

@@ -23,7 +23,7 @@ from flashladder.common.report.pages import documents
 from flashladder.common.runtime.target import Target
 from flashladder.common.workshop import machine, scaffold, tried, verdict
 from flashladder.common.workshop.trial import Built, Emulated, Timing, Trial, compare, hold, make
-from flashladder.tests import ideas
+from flashladder.tests.support import ideas
 
 PLACE = Target(on_gpu=False, arch="sm_90a", gpu=load_gpu("h100"))
 PROBLEM = Problem(batch=4, num_heads=16, seqlen_q=4096)

@@ -9,7 +9,7 @@ from flashladder.common.catalog import find
 from flashladder.common.report import sections
 from flashladder.common.report.pages import documents
 from flashladder.common.workshop import scaffold, tried, watch
-from flashladder.tests import ideas
+from flashladder.tests.support import ideas
 from flashladder.tools.commands import run_version
 from flashladder.tuner import pair
 

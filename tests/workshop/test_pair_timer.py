@@ -9,7 +9,7 @@ from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.target import Target
 from flashladder.common.workshop.trial import compare, make
-from flashladder.tests import ideas
+from flashladder.tests.support import ideas
 from flashladder.tuner.pair import PairTimer
 from flashladder.tuner.worker import Comparison, Quarantine
 

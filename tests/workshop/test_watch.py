@@ -11,7 +11,7 @@ from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.target import Target
 from flashladder.common.workshop import trial, watch
-from flashladder.tests import ideas, interruptible
+from flashladder.tests.support import ideas, interruptible
 from flashladder.tests.workshop.test_ideas import TIMING
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from flashladder.common.api.frontends import fallback
 from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
-from flashladder.tests import triton_process
+from flashladder.tests.support import triton_process
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 

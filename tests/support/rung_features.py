@@ -7,7 +7,11 @@ import math
 
 import pytest
 import torch
-from rung_packed import (
+
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP, HEAD_DIMS
+from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.rung_packed import (
     equal_lengths_are_a_batch,
     lengths_about_each_boundary,
     many_short_sequences,
@@ -16,11 +20,7 @@ from rung_packed import (
     within_the_tensors_whatever_cu_seqlens_say,
     zeros_behind_the_last_sequence,
 )
-from rung_table import BOUNDARIES, built, emulated, id_of, masked, packed
-
-from flashladder.common.problem.head_dims import HEAD_DIM_STEP, HEAD_DIMS
-from flashladder.common.problem.inputs import make_inputs
-from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.rung_table import BOUNDARIES, built, emulated, id_of, masked, packed
 
 # Of queries and keys, as in FlashAttention's own tests.
 LENGTHS = ((1, 1), (1, 239), (799, 3), (113, 203), (128, 217))

@@ -19,13 +19,12 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, lambda *_, value=value: value)
 
-from attention_params import PARAMS  # noqa: E402
-
 from flashladder.common.compiler import LaunchInfo  # noqa: E402
 from flashladder.common.compiler.artifact import RungKernel  # noqa: E402
 from flashladder.common.compiler.declaration import Workspace  # noqa: E402
 from flashladder.common.problem.config import KernelConfig  # noqa: E402
 from flashladder.common.runtime import gpu, launch  # noqa: E402
+from flashladder.tests.support.attention_params import PARAMS  # noqa: E402
 
 cubin = Path(sys.argv[1])
 cubin.write_bytes(b"ELF!")

@@ -15,7 +15,6 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 
-import fake_cuda
 import numpy as np
 import pytest
 import torch
@@ -25,6 +24,7 @@ from flashladder.common.api import kvcache, operator
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.outputs import new_lse
 from flashladder.common.runtime.plan import Plan
+from flashladder.tests.support import fake_cuda
 
 VERSION = "34"  # with a workspace and tensor maps
 Q, K = (torch.zeros(2, rows, 4, 64).bfloat16() for rows in (64, 70))

@@ -1,4 +1,4 @@
-"""python -m flashladder.tests.release: what runs on a GPU before each release, about 8 minutes on one.
+"""python -m flashladder.tests.support.release: what runs on a GPU before each release, about 8 minutes on one.
 
 All that a model calls, first as the first call of a process, each of some eighty; then again and again, in CUDA graphs,
 in threads and with gradients. Exit code 1 too where a part runs no test: for want of a GPU, or of a package.

@@ -21,8 +21,6 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, lambda *_, value=value: value)
 
-from attention_params import PARAMS  # noqa: E402
-
 from flashladder.common.catalog import find  # noqa: E402
 from flashladder.common.compiler.artifact import Artifact, RungKernel  # noqa: E402
 from flashladder.common.compiler.declaration import LaunchInfo  # noqa: E402
@@ -31,6 +29,7 @@ from flashladder.common.problem.inputs import Tensors  # noqa: E402
 from flashladder.common.problem.problem import Problem  # noqa: E402
 from flashladder.common.runtime import fast_path  # noqa: E402
 from flashladder.common.runtime.calls import Call  # noqa: E402
+from flashladder.tests.support.attention_params import PARAMS  # noqa: E402
 
 folder = Path(sys.argv[1]).parent
 (folder / "kernel.cubin").write_bytes(b"ELF!")

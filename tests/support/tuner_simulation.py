@@ -1,6 +1,6 @@
 """A whole search on the simulated bench as a program: to be killed, to be interrupted, to be run many times at once.
 
-python -m flashladder.tests.tuner_simulation FOLDER [storage] [workers]
+python -m flashladder.tests.support.tuner_simulation FOLDER [storage] [workers]
 """
 
 import argparse
@@ -11,8 +11,8 @@ from pathlib import Path
 from flashladder.common import console
 from flashladder.common.catalog import winners
 from flashladder.common.problem.config import load_gpu
-from flashladder.tests.simulated_bench import Simulated
-from flashladder.tests.tuner_stock import make_predictions, make_stock
+from flashladder.tests.support.simulated_bench import Simulated
+from flashladder.tests.support.tuner_stock import make_predictions, make_stock
 from flashladder.tuner import campaign
 from flashladder.tuner.job import Job, Ranking, SearchSettings
 from flashladder.tuner.worker import Worker

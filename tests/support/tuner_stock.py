@@ -6,7 +6,7 @@ from collections import defaultdict
 from flashladder.common import catalog
 from flashladder.common.compiler.artifact import Artifact, LaunchInfo, RungKernel
 from flashladder.common.problem.problem import Problem
-from flashladder.tests.simulated_bench import time_us
+from flashladder.tests.support.simulated_bench import time_us
 from flashladder.tuner.candidates import Candidate, Stock
 from flashladder.tuner.space import Space
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-import fake_cuda
+import fake_cuda  # beside this file: an installed package has no tests
 import pytest
 import torch
 

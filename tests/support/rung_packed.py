@@ -4,10 +4,10 @@ import itertools
 import math
 
 import torch
-from rung_table import built, emulated, masked, packed
 
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.rung_table import built, emulated, masked, packed
 
 # What cu_seqlens may say: behind the end, before the start, falling, far away, no rows.
 WRONG = ((0, 200, 300), (-64, 20, 60), (0, 50, 20), (2**31 - 1, -(2**31), 5), (60, 60, 60))
