@@ -6,7 +6,7 @@ import torch
 from test_mutations import LISTED, Rung, redundant_in
 
 from flashladder.common import catalog, emulator
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.compiler.sources import Sources
 from flashladder.common.emulator import compile_ptx
 from flashladder.common.problem.inputs import make_inputs
@@ -20,7 +20,7 @@ class OneKernel(Rung):
         version = catalog.find(name)
         self.problem, self.entry = problem, entry
         self.arch = "sm_90a" if version.instruction_set == "hopper" else "sm_80"
-        self.artifact = build_one(version, version.config_for(problem), self.arch)
+        self.artifact = translate(version, version.config_for(problem), self.arch)
         self.program = compile_ptx(self.artifact.ptx.read_text(), entry)
         self.tensors = make_inputs(problem)
         self.sources = [

@@ -5,7 +5,7 @@ import pytest
 from lanes import run_lanes
 
 from flashladder.common import catalog
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.emulator.errors import ConvergenceError, DeadlockError, InstructionBudgetError
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.inputs import make_inputs
@@ -50,7 +50,7 @@ def test_lanes_meet_in_a_kernel_that_goes_far_apart():
     problem = Problem(seqlen_q=64, seqlen_k=192, head_dim=96)
     tensors = make_inputs(problem)
     tensors.q[0, 3, 0, 5] = tensors.k[0, 70, 0, 5] = float("nan")
-    on_emulator(build_one(version, version.config_for(problem), "sm_80"), problem, tensors)
+    on_emulator(translate(version, version.config_for(problem), "sm_80"), problem, tensors)
     seen = tensors.o[0, :, 0].isnan().all(dim=1)
     assert seen.all()  # every row sees the key that is NaN
 

@@ -5,7 +5,7 @@ import torch
 from lanes import run_lanes
 
 from flashladder.common import catalog
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
@@ -67,7 +67,7 @@ def test_rungs_do_not_mind(version):
     """Whichever warpgroup lags, nothing is reported, and O is the same bit for bit. All rungs: test_mutations.py."""
     smallest = {name: min(version.choices[name].values) for name in ("block_m", "block_n")}
     problem = Problem(num_heads=1, seqlen_q=2 * smallest["block_m"], seqlen_k=5 * smallest["block_n"], head_dim=64)
-    artifact = build_one(version, version.config_for(problem, **smallest), "sm_90a")
+    artifact = translate(version, version.config_for(problem, **smallest), "sm_90a")
     outputs = []
     for first in range(0, artifact.launch.num_threads // 32 + 1, 4):
         tensors = make_inputs(problem)

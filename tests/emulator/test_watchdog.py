@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.emulator.errors import InstructionBudgetError
 from flashladder.common.emulator.execute import scheduler
 from flashladder.common.problem.inputs import make_inputs
@@ -20,13 +20,13 @@ ENDLESS = 'for (int i = 0;; ++i)\n        asm volatile("// %0" ::"r"(i));'
 @pytest.fixture(scope="module")
 def swizzling():
     version = catalog.find("02")
-    return build_one(version, version.config(), "sm_90a")
+    return translate(version, version.config(), "sm_90a")
 
 
 def test_a_loop_that_never_ends_is_found_soon_and_named(tmp_path):
     version = make_rung(tmp_path, body=ENDLESS)
     problem = Problem(seqlen_q=64, head_dim=64)
-    artifact = build_one(version, version.config_for(problem), "sm_80")
+    artifact = translate(version, version.config_for(problem), "sm_80")
     line = version.kernel.read_text().splitlines().index("    for (int i = 0;; ++i)") + 1
     began = time.monotonic()
     with pytest.raises(InstructionBudgetError, match=rf"endless loop\?\n.*at kernel\.cu:({line}|{line + 1}): "):

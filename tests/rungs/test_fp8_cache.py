@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flashladder.common import catalog
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.fp8 import FP8, LARGEST, quantised
@@ -26,7 +26,7 @@ def problem(lengths=LENGTHS, options=None, **values):
 def emulated(task, tensors=None):
     """Requires a right output without a race; returns the tensors."""
     tensors = tensors or make_inputs(task)
-    on_emulator(build_one(RUNG, RUNG.config_for(task), "sm_90a"), task, tensors)
+    on_emulator(translate(RUNG, RUNG.config_for(task), "sm_90a"), task, tensors)
     verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(RUNG.name)
     return tensors
 
@@ -61,7 +61,7 @@ def test_rows_of_any_magnitude():
     tensors.q.mul_(torch.tensor([2.0**-100, 2.0**-20, 1.0, 2.0**60])[:, None])
     expected = emulated(task, tensors).o.clone()
     tensors.q[0, 0, 1, 3] = torch.inf
-    on_emulator(build_one(RUNG, RUNG.config_for(task), "sm_90a"), task, tensors)
+    on_emulator(translate(RUNG, RUNG.config_for(task), "sm_90a"), task, tensors)
     assert not tensors.o[0, 0, 1].isfinite().all()
     tensors.o[0, 0, 1] = expected[0, 0, 1]
     assert torch.equal(tensors.o, expected)

@@ -6,7 +6,7 @@ import pytest
 from test_stale_maximum import BLOCK, rising
 
 from flashladder.common import catalog
-from flashladder.common.compiler.compile import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.problem.problem import DTYPES
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.support.designed import drawn_by, missed_of_each
@@ -25,6 +25,6 @@ def test_rows_on_both_sides_of_each_limit(head_dim, dtype):
     designs = [rising(*case) for case in cases]
     problem, tensors = drawn_by(designs, seqlen_q=64, seqlen_k=5 * BLOCK, head_dim=head_dim, dtype=dtype)
     version = catalog.find("column_of_ones")
-    on_emulator(build_one(version, version.config_for(problem), "sm_90a"), problem, tensors)
+    on_emulator(translate(version, version.config_for(problem), "sm_90a"), problem, tensors, race=False)
     for case, missed in zip(cases, missed_of_each(problem, tensors), strict=True):
         assert missed == (), case

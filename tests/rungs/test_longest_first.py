@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.support.rung_table import packed
@@ -55,7 +55,7 @@ def numbers(rung, seqlens_q, seqlens_k, block_m, **kind):
     problem = packed(seqlens_q, seqlens_k, **kind)
     tensors = make_inputs(problem)
     tensors.lse.fill_(-1)
-    on_emulator(build_one(rung, rung.config_for(problem, block_m=block_m), "sm_90a"), problem, tensors, num_sms=1)
+    on_emulator(translate(rung, rung.config_for(problem, block_m=block_m), "sm_90a"), problem, tensors, num_sms=1)
     bounds = list(enumerate(itertools.pairwise(tensors.cu_seqlens_q.tolist())))
     found = {}
     for head in range(problem.num_heads):

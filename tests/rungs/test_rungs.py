@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flashladder.common import catalog
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
@@ -30,7 +31,7 @@ EACH = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 def test_default(rung):
     """In one head_dim and type; test_configurations.py has the others."""
     problem = Problem(num_heads=2, seqlen_q=256, seqlen_k=384, **default_kind(rung))
-    emulated(rung, problem, **tile_of(rung.config_for(problem)))
+    emulated(rung, problem, make=build_one, **tile_of(rung.config_for(problem)))
 
 
 @cases(LAUNCHED)

@@ -8,7 +8,7 @@ import math
 import random
 
 from flashladder.common import catalog
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import build_one, translate
 from flashladder.common.errors import ConfigError
 from flashladder.common.own import FIRST
 from flashladder.common.problem.check import expect, verify
@@ -54,24 +54,24 @@ def decided(config):
     return found | ({"head_dim": config.head_dim - HEAD_DIM_STEP} if found.pop("narrower", False) else {})
 
 
-def built(rung, problem, **values):
-    """The artifact for the emulator, for what it stands for; without `values` as `attention` configures it there. So do
-    most tests, and the cache has it once."""
+def built(rung, problem, make=translate, **values):
+    """What the emulator runs, for what it stands for; without `values` as `attention` configures it there. So do most
+    tests, and the cache has it once. With `build_one` ptxas has its say too: on spills, and on wgmma one by one."""
     card = target.resolve("emulator", None).card
     chosen, config = catalog.choice(problem, card) if rung in LAUNCHED and not values else (None, None)
     if chosen != rung:
         config = rung.config_for(problem, **values)
         rung.check(problem, config)
-    return build_one(rung, config, card.arch)
+    return make(rung, config, card.arch)
 
 
-def emulated(rung, problem, tensors=None, num_sms=EMULATED_SMS, **values):
+def emulated(rung, problem, tensors=None, num_sms=EMULATED_SMS, make=translate, **values):
     """Requires a right output without a race; returns the tensors and the emulator's report."""
     tensors = tensors or make_inputs(problem)
     tensors.poison()
-    artifact = built(rung, problem, **values)
-    report = on_emulator(artifact, problem, tensors, num_sms=num_sms)
-    verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(f"{problem.name} with {artifact.config}")
+    module = built(rung, problem, make, **values)
+    report = on_emulator(module, problem, tensors, num_sms=num_sms)
+    verify(expect(problem, tensors), tensors.outputs, tensors.buffers).require(f"{problem.name} with {module.config}")
     return tensors, report
 
 
@@ -198,7 +198,8 @@ def tile_of(config):
 def emulated_as_configured(rung, config, problems=1, longest=200):
     """Problems that the configuration is for: so many at random, and of a general rung tiles on one SM."""
     rng = random.Random(f"{rung.name} {config}")
+    tile = {"make": build_one, **tile_of(config)}
     for _ in range(problems):
-        emulated(rung, problem_for(rng, rung, config, longest), num_sms=rng.choice((1, 2, 132)), **tile_of(config))
+        emulated(rung, problem_for(rng, rung, config, longest), num_sms=rng.choice((1, 2, 132)), **tile)
     if rung in GENERAL:
-        emulated(rung, one_after_another(config, **{"causal": False} | decided(config)), num_sms=1, **tile_of(config))
+        emulated(rung, one_after_another(config, **{"causal": False} | decided(config)), num_sms=1, **tile)
