@@ -176,15 +176,15 @@ def test_another_allocation_is_no_difference(code):
 
 
 def test_an_exchange_of_operands_is_a_move(code):
-    swapped = found = 0
+    swapped = {}
     for n, each in enumerate(code):
-        if each.base in ("FADD", "FFMA", "FMUL") and len({*each.operands[1:3]}) == 2 and "R" in each.operands[2]:
+        if each.base in ("FADD", "FFMA", "FMUL"):
             result, a, b, *rest = each.operands
-            other = with_operands(code, {n: (result, b, a, *rest)})
-            if all(re.fullmatch(r"R\d+", operand) for operand in (a, b)):
-                swapped += 1
-                found += first_exchange(code, other) == n
-    assert swapped == found > 5
+            if a != b and all(re.fullmatch(r"R\d+", operand) for operand in (a, b)):
+                swapped[n] = result, b, a, *rest
+    some = [*swapped.items()][:: len(swapped) // 8]
+    assert len(some) >= 8
+    assert all(first_exchange(code, with_operands(code, {n: operands})) == n for n, operands in some)
 
 
 def test_a_result_that_nobody_reads_is_a_move(code):

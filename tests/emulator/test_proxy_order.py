@@ -189,7 +189,7 @@ def observes_only_its_own(program):
     return True
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(steps, st.sampled_from([None, None, None, 0, 1])), max_size=MOST_STEPS).filter(
         observes_only_its_own

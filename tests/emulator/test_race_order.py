@@ -119,7 +119,7 @@ def check(program):
     assert found == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(steps, st.sampled_from([None, None, 0, 1])), max_size=10))
 def test_races_are_reported_where_there_are_any_and_nowhere_else(program):
     check(program)
@@ -133,7 +133,7 @@ steps_of_lanes = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(steps_of_lanes, st.sampled_from([None, None, 0, 1])), min_size=2, max_size=7))
 def test_races_among_the_lanes_of_a_warp(program):
     check(program)

@@ -18,7 +18,7 @@ from flashladder.common.emulator.execute.scheduler import Scheduler
 from flashladder.common.emulator.execute.vocabulary import VOCABULARY
 from flashladder.common.errors import EmulatorError
 
-NUM_PROGRAMS, NUM_SEEDS = 80, 2  # of the default run
+NUM_PROGRAMS, NUM_SEEDS = 40, 2  # of the default run
 CODES = {name: POOLS[name[0]][2] for name in NAMES} | dict.fromkeys(SUMS, "f4")
 
 
@@ -182,7 +182,7 @@ def test_a_fault_of_an_instruction_is_found(fault, monkeypatch):
 @pytest.mark.parametrize("fault", FAULTS_OF_PROGRAMS)
 def test_a_fault_that_takes_a_program_is_found(fault, monkeypatch):
     monkeypatch.setattr(*FAULTS_OF_PROGRAMS[fault])
-    assert any(is_found(seed) for seed in range(NUM_PROGRAMS))
+    assert any(is_found(seed) for seed in range(2 * NUM_PROGRAMS))
 
 
 def is_found(seed):
