@@ -6,6 +6,7 @@ Every import counts, also within functions, under TYPE_CHECKING, and relative on
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def imports(code: str, package: str) -> Iterator[str]:
                 yield from (f"{module}.{alias.name}".partition(".")[2] for alias in node.names)
 
 
+@cache
+def imported(path: Path) -> list[str]:
+    """The same of a file."""
+    package = ".".join([flashladder.__name__, *path.parent.relative_to(ROOT).parts])
+    return list(imports(path.read_text(), package))
+
+
 def is_ours(module: str) -> bool:
     return module.partition(".")[0] == flashladder.__name__
 
@@ -50,9 +58,7 @@ def modules(*tops: str) -> dict[str, Path]:
 def arrows(*tops: str) -> Iterator[tuple[str, str]]:
     """Each module with each name that it imports."""
     for module, path in modules(*tops).items():
-        parent = path.parent.relative_to(ROOT)
-        for name in imports(path.read_text(), ".".join([flashladder.__name__, *parent.parts])):
-            yield module, name
+        yield from ((module, name) for name in imported(path))
 
 
 def graph(*tops: str) -> dict[str, set[str]]:
