@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -25,8 +26,9 @@ COMPILER = "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.*"
 DISASSEMBLERS = ["nvidia-cuda-cuobjdump==13.*", "nvidia-cuda-nvdisasm==13.*"]
 TOOLKITS = [os.environ.get("FLASHLADDER_CUDA"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
 
+OLDEST = runpy.run_path(str(Path(__file__).with_name("common") / "packages.py"))["OLDEST"]
 MODELS = [  # attention goes into them; the tests try it
-    f'{package}; python_version >= "3.11"' for package in ("transformers>=5.23", "diffusers>=0.42", "kernels>=0.17")
+    f'{package}>={OLDEST[package]}; python_version >= "3.11"' for package in ("transformers", "diffusers", "kernels")
 ]
 REFERENCES = ["triton"]  # without a pin: a CUDA build of torch brings the one that it wants, a CPU build brings none
 TUNER = ["optuna>=5,<6", "psycopg[binary]"]
@@ -97,7 +99,7 @@ setup(
     setup_requires=BUILD if ARCHS else [],
     entry_points={"console_scripts": ["flashladder=flashladder.tools.commands:main"]},
     install_requires=[
-        "torch>=2.9",
+        f"torch>={OLDEST['torch']}",
         "numpy>=2",
         "pandas",
         "matplotlib",

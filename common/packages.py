@@ -1,9 +1,17 @@
-"""The packages that setup.py asks for, and what brings one that this Python lacks."""
+"""The packages that setup.py asks for, and what brings one that this Python lacks.
+
+setup.py and tools/bootstrap.py run this file where no package is there yet.
+"""
+
+from __future__ import annotations
 
 import importlib.metadata
 import re
 import sys
 from collections.abc import Iterator
+
+# The oldest releases that will do. Tests run transformers at both ends: this one, and that of constraints.txt.
+OLDEST = {"torch": "2.9", "transformers": "5.17", "diffusers": "0.42", "kernels": "0.17"}
 
 
 def requirements() -> Iterator[tuple[str, str]]:

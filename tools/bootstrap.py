@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -28,9 +29,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "flashladder.stamp"  # holds the digest of the files that the environment was made from
 MAKER = VENV / "flashladder.python"  # names the Python that made the environment
-INPUTS = ("setup.py", "pyproject.toml", "constraints.txt", "tools/bootstrap.py")
+INPUTS = ("setup.py", "common/packages.py", "pyproject.toml", "constraints.txt", "tools/bootstrap.py")
 MINIMUM_PYTHON = (3, 10)
-MINIMUM_TORCH = (2, 9)
+MINIMUM_TORCH = tuple(map(int, runpy.run_path(str(ROOT / "common/packages.py"))["OLDEST"]["torch"].split(".")))
 TOOLS, TESTS = "tuner", "dev"  # the extras of setup.py: what the tools need, and what tests and lint need besides
 TORCH = "FLASHLADDER_TORCH"  # "cpu" or "cuda" decides which build of torch is installed
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"

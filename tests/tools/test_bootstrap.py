@@ -121,8 +121,9 @@ def test_the_extras_are_setups():
 
 @pytest.mark.parametrize(("release", "will_do"), [("11.8", False), ("12.0", True), ("13.2", True), (None, False)])
 def test_an_installation_brings_a_compiler_where_none_will_do(tmp_path, monkeypatch, release, will_do):
-    beginning = (bootstrap.ROOT / "setup.py").read_text().partition("LACKING = ")[0]
-    exec(compile(beginning, "setup.py", "exec"), names := {})
+    setup = bootstrap.ROOT / "setup.py"
+    beginning = setup.read_text().partition("LACKING = ")[0]
+    exec(compile(beginning, "setup.py", "exec"), names := {"__file__": str(setup)})
     names["TOOLKITS"] = [str(tmp_path)]
     monkeypatch.setenv("PATH", "/nowhere")
     if release:

@@ -17,6 +17,8 @@ anything else         not for these kernels: transformers' "sdpa" takes it
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashladder.common.api import validate
 
+_SEVERAL, _MOVED = "several", "moved"  # parts that hold others: all of them; one, of positions within documents
+# Names that transformers.masking_utils has to have. It may lack others, of parts of masks: "sdpa" takes what has those.
+NEEDS = ("bidirectional_mask_function", "causal_mask_function", "prepare_padding_mask", "sdpa_mask")
 FEW_QUERIES = 16  # of a step against a static cache, such as drafted tokens; more are a prompt
 read = WeakTensorKeyDictionary()  # of masks that were made here: what they take out, by a batch and a seqlen_q
 
@@ -77,7 +82,6 @@ def _made(
         causal_mask_function,
         prepare_padding_mask,
         sdpa_mask,
-        sliding_window_bidirectional_mask_function,
     )
 
     mask_function = causal_mask_function if mask_function is None else mask_function  # torch 2.11 traces no `or` of it
@@ -93,7 +97,8 @@ def _made(
         if real is None and seen < kv_length:
             return torch.empty(0, seen, dtype=torch.bool, device=device)
         return real
-    if seen == kv_offset + kv_length and local_size and _slides(mask_function, local_size, **options):
+    parts = _parts(mask_function)
+    if seen == kv_offset + kv_length and local_size and _slides(parts, local_size, **options):
         real = None if padding is None else _unless_all(padding[:, kv_offset:seen])
         if kv_length <= local_size:
             return real  # nothing is out of the window
@@ -101,16 +106,16 @@ def _made(
             return torch.empty(0, kv_length, local_size, dtype=torch.bool, device=device)
         if _in_one_piece(real):  # or else distances would be others without the padding
             return real[:, :, None].expand(-1, -1, local_size)
-    if isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length:
+    if parts and isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length:
         keys = torch.arange(kv_offset, kv_offset + kv_length, device=device)
-        if (found := _documents(mask_function, keys)) is not None:
+        if (found := _documents(parts, keys)) is not None:
             documents, window = found
             real = documents if padding is None else documents * padding[:, kv_offset : kv_offset + kv_length]
             return real.int().expand(batch_size, -1)[:, :, None].expand(-1, -1, window)
     if mask_function is bidirectional_mask_function and allow_is_bidirectional_skip and known:
         real = None if padding is None else _unless_all(padding[:, :kv_length])
         return None if real is None else real[:, None, None]
-    if local_size and _is(mask_function, sliding_window_bidirectional_mask_function(local_size)):
+    if local_size and parts and parts.keys() <= {"all", "sides"} and _window_of(parts, "sides") == local_size:
         real = None if padding is None else _unless_all(padding[:, :kv_length])
         if kv_length <= local_size + 1:
             return None if real is None else real[:, None, None]
@@ -155,36 +160,62 @@ def _in_one_piece(real: torch.Tensor) -> bool:
     return bool((pad(real, (1, 0)).diff(dim=1) & real).sum(1).le(1).all())
 
 
-def _slides(
-    mask_function: Callable[..., Any], local_size: int, *, config: Any = None, use_vmap: bool = False, **_: Any
-) -> bool:
+def _slides(parts: dict[str, Any], local_size: int, *, config: Any = None, use_vmap: bool = False, **_: Any) -> bool:
     """Whether it is transformers' sliding window under a causal mask, and nothing else.
 
     torch.compile does not let a function's parts be seen. Then the maker's arguments tell, where None may stand for the
     mask: with a local size, and nothing laid over it (use_vmap), it is the config's window or its chunks.
     """
-    from transformers.masking_utils import sliding_window_causal_mask_function
-
     if not torch.compiler.is_compiling():
-        return _is(mask_function, sliding_window_causal_mask_function(local_size))
+        return parts.keys() == {"causal", "window"} and _window_of(parts) == local_size
     chunk = getattr(config, "attention_chunk_size", None)
     return not use_vmap and chunk is None and getattr(config, "sliding_window", None) == local_size
 
 
-def _is(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions of transformers' makers are made alike: the same code, of equal numbers."""
+@cache
+def _known() -> dict[CodeType, str]:
+    """The parts of masks that are known here, by their code in this version of transformers."""
+    from transformers import masking_utils
+
+    causal, every, nothing = (
+        masking_utils.causal_mask_function,
+        masking_utils.bidirectional_mask_function,
+        torch.empty(0),
+    )
+    makers: dict[str, tuple[Any, ...]] = {
+        "window": ("sliding_window_overlay", 1),
+        "sides": ("sliding_window_bidirectional_overlay", 1),
+        "chunks": ("chunked_overlay", 1, nothing),
+        "documents": ("packed_sequence_mask_function", nothing),
+        _SEVERAL: ("and_masks", causal),
+        _MOVED: ("remap_positions_for_packed_sequence", causal, nothing),  # 5.17 has none
+    }
+    made = {
+        getattr(masking_utils, maker)(*arguments).__code__: name
+        for name, (maker, *arguments) in makers.items()
+        if hasattr(masking_utils, maker)
+    }
+    return {causal.__code__: "causal", every.__code__: "all", **made}
+
+
+def _parts(function: Callable[..., Any]) -> dict[str, dict[str, Any]]:
+    """The parts of a mask that shows what all of them show: by name, each with what it was made of.
+
+    Nothing where torch.compile does not let them be seen. What is not known here is "unknown", and so is a part that is
+    there twice.
+    """
     if torch.compiler.is_compiling():
-        return False
-
-    def made_of(function: Any) -> Any:
-        if isinstance(function, tuple):
-            return tuple(map(made_of, function))
-        if isinstance(function, torch.Tensor):
-            return id(function)
-        cells = getattr(function, "__closure__", None)
-        return (function.__code__, *(made_of(cell.cell_contents) for cell in cells)) if cells else function
-
-    return bool(made_of(function) == made_of(other))
+        return {}
+    name = _known().get(getattr(function, "__code__", None), "unknown")  # type: ignore[arg-type]
+    made_of = _captured(function)
+    if name == _MOVED:
+        return _parts(made_of["mask_function"]) | {_MOVED: made_of}
+    if name != _SEVERAL:
+        return {name: made_of}
+    parts: dict[str, dict[str, Any]] = {}
+    for several in map(_parts, made_of["mask_functions"]):
+        parts |= {"unknown": {}} if parts.keys() & several.keys() else several
+    return parts
 
 
 def _captured(function: Callable[..., Any]) -> dict[str, Any]:
@@ -193,35 +224,21 @@ def _captured(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
 
 
-def _documents(function: Callable[..., Any], keys: torch.Tensor) -> tuple[torch.Tensor, int] | None:
+def _window_of(parts: dict[str, Any], name: str = "window") -> int | None:
+    return parts.get(name, {}).get("sliding_window")
+
+
+def _documents(parts: dict[str, Any], keys: torch.Tensor) -> tuple[torch.Tensor, int] | None:
     """Of which document each of these keys is, (batch or 1, keys), from 1 on, and how many keys a query sees at most.
 
     They are transformers' packed sequences under a causal mask or a window, or chunks of a sequence; None: neither.
     """
-    from transformers.masking_utils import (
-        causal_mask_function,
-        chunked_causal_mask_function,
-        packed_sequence_compatibility_function,
-        sliding_window_causal_mask_function,
-    )
-
-    if torch.compiler.is_compiling():
-        return None
-    parts: dict[str, Any] = {}
-    for each in _captured(function).get("mask_functions", ()):
-        parts |= _captured(each)
-    if parts.keys() == {"chunk_size", "left_padding"}:
-        if _is(function, chunked_causal_mask_function(**parts)):
-            chunks = (keys - parts["left_padding"][:, None]) // parts["chunk_size"] + 1
-            return chunks.clamp(min=0), len(keys)  # those to the left of the first are padding
-    elif parts.keys() == {"packed_sequence_mask", "mask_function", "position_ids"}:
-        inner, window = parts["mask_function"], len(keys)
-        if inner is not causal_mask_function:
-            window = _captured(_captured(inner).get("mask_functions", (inner,))[0]).get("sliding_window", 0)
-            if not window or not _is(inner, sliding_window_causal_mask_function(window)):
-                return None
-        if _is(function, packed_sequence_compatibility_function(**parts)):
-            return parts["packed_sequence_mask"] + 1, min(window, len(keys))
+    if parts.keys() == {"causal", "chunks"}:
+        chunks = (keys - parts["chunks"]["left_padding"][:, None]) // parts["chunks"]["chunk_size"] + 1
+        return chunks.clamp(min=0), len(keys)  # those to the left of the first are padding
+    if {"causal", "documents"} <= parts.keys() <= {"causal", "documents", "window", _MOVED}:
+        # Positions within a document are consecutive, so that moving them changes no distance
+        return parts["documents"]["packed_sequence_mask"] + 1, min(_window_of(parts) or len(keys), len(keys))
     return None
 
 

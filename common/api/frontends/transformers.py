@@ -21,6 +21,7 @@ from flashladder.common.api.packed import (
     without_padding,
 )
 from flashladder.common.errors import FlashLadderError, ToolchainError, UnsupportedProblemError
+from flashladder.common.packages import OLDEST
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 from flashladder.common.runtime import ready
 
@@ -42,14 +43,14 @@ def register_with_transformers() -> None:
     Raises ToolchainError without transformers, or for one whose masks are made in another way.
     """
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
+        from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
     except ImportError:
         raise ToolchainError("transformers is missing or too old: pip install -U transformers") from None
-    if "q_length" not in inspect.signature(sdpa_mask).parameters:
-        from transformers import __version__
-
-        raise ToolchainError(f"transformers {__version__} makes masks in another way; 5.23 works")
+    lacks = [name for name in masks.NEEDS if not hasattr(masking_utils, name)]
+    if lacks or "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
+        raise ToolchainError(
+            f"transformers {__version__} makes masks in another way; {OLDEST['transformers']} or later works"
+        )
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, masks.make)  # without one of the same name, the mask would be None
 

@@ -17,6 +17,7 @@ import flashladder
 from flashladder.common.api.frontends import fallback
 from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
+from flashladder.common.packages import OLDEST
 from flashladder.common.paths import ROOT
 from flashladder.common.studies.models import model_trial
 
@@ -262,9 +263,12 @@ def test_what_nobody_but_eager_has_is_refused():
         ours._attend(torch.nn.Module(), tensor, tensor, tensor, None, s_aux=torch.zeros(1))
 
 
-@given(starts=st.integers(0, 2**8 - 1), window=st.sampled_from([None, 2, 20]))
-def test_packed_masks_are_those_of_sdpa(starts, window):
-    """Sequences that begin at these places, and at the first one, without padding or a cache."""
+@given(starts=st.integers(0, 2**8 - 1), window=st.sampled_from([None, 2, 20]), documents_first=st.booleans())
+def test_packed_masks_are_those_of_sdpa(starts, window, documents_first):
+    """Sequences that begin at these places, and at the first one, without padding or a cache.
+
+    Releases of transformers lay the parts over each other in either order, and the oldest moves no positions.
+    """
     from transformers import masking_utils
 
     begins = (starts >> torch.arange(8)).reshape(1, 8) % 2 == 1
@@ -273,12 +277,32 @@ def test_packed_masks_are_those_of_sdpa(starts, window):
     positions = places - torch.where(begins, places, 0).cummax(1).values
     inner = masking_utils.sliding_window_causal_mask_function(window) if window else masking_utils.causal_mask_function
     sequences = begins.cumsum(1) - 1
-    function = masking_utils.packed_sequence_compatibility_function(inner, positions, sequences)
+    moved = getattr(masking_utils, "remap_positions_for_packed_sequence", lambda inner, _: inner)(inner, positions)
+    parts = moved, masking_utils.packed_sequence_mask_function(sequences)
+    function = masking_utils.and_masks(*reversed(parts) if documents_first else parts)
     options = {"batch_size": 1, "q_length": 8, "kv_length": 8, "mask_function": function, "local_size": window}
     mask = masks.make(**options, allow_is_causal_skip=False)
     assert mask.dtype == torch.int32
     exact = masking_utils.sdpa_mask(**options, allow_is_causal_skip=False)
     assert torch.equal(masks.whole(mask, 8, 8, True, torch.device("cpu")), exact)
+
+
+def test_parts_of_masks_that_are_not_known_run_on_sdpa(monkeypatch):
+    """Also where a release of transformers has another name for one."""
+    from transformers import masking_utils
+
+    chunks = masking_utils.chunked_causal_mask_function(3, torch.zeros(1, dtype=torch.int64))
+    twice = masking_utils.and_masks(*map(masking_utils.sliding_window_causal_mask_function, (2, 3)))
+    ours = masking_utils.and_masks(masking_utils.causal_mask_function, lambda batch, head, q, k: k != 1)
+    options = {"batch_size": 1, "q_length": 8, "kv_length": 8, "allow_is_causal_skip": False}
+    assert masks.make(mask_function=chunks, **options).dtype == torch.int32
+    assert masks.make(mask_function=twice, local_size=2, **options).shape == (1, 1, 8, 8)
+    assert masks.make(mask_function=ours, use_vmap=True, **options).shape == (1, 1, 8, 8)
+    masks._known.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.delattr(masking_utils, "chunked_overlay")
+        assert masks.make(mask_function=chunks, **options).shape == (1, 1, 8, 8)
+    masks._known.cache_clear()
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -356,7 +380,9 @@ def test_another_transformers_is_refused(monkeypatch):
     from transformers import masking_utils
 
     monkeypatch.setattr(masking_utils, "sdpa_mask", lambda batch_size, cache_position: None)
-    with pytest.raises(ToolchainError, match=r"transformers \S+ makes masks in another way; 5.23 works"):
+    with pytest.raises(
+        ToolchainError, match=rf"transformers \S+ makes masks in another way; {OLDEST['transformers']} or later works"
+    ):
         flashladder.register_with_transformers()
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ToolchainError, match="transformers is missing or too old: pip install -U transformers"):

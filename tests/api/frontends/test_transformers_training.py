@@ -1,6 +1,7 @@
 """Training under attn_implementation="ladder": gradients of small random models, on the emulator or a GPU."""
 
 import copy
+import warnings
 
 import pytest
 import test_transformers
@@ -8,6 +9,7 @@ import torch
 from test_transformers import IDS, PADDED, logits, made
 
 import flashladder
+from flashladder.common.api.frontends.fallback import FallbackWarning
 from flashladder.common.problem.dropout import quantised
 
 pytestmark = pytest.mark.slow
@@ -41,6 +43,18 @@ def test_a_model_trains(mask, device):
     options = {"labels": labels.to(device), "attention_mask": mask if mask is None else mask.to(device)}
     theirs, ours = (trained_by(made("Llama", device), name, IDS.to(device), **options) for name in ("sdpa", "ladder"))
     require_near(ours, theirs)
+
+
+def test_a_compiled_model_trains(device):
+    model, ids = made("Llama", device, num_hidden_layers=1), IDS.to(device)
+    theirs = trained_by(model, "sdpa", ids, labels=ids, use_cache=False)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    model.set_attn_implementation("ladder")
+    model.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)  # a mask under torch.compile
+        compiled(ids, labels=ids, use_cache=False).loss.backward()
+    require_near({name: parameter.grad.float() for name, parameter in model.named_parameters()}, theirs)
 
 
 def test_a_model_trains_with_attention_sinks(device):
