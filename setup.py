@@ -107,6 +107,7 @@ setup(
         "PyYAML",
         "pydantic>=2",
         "rich",
+        "typing-extensions",
         "ninja",
         "nvidia-ml-py",
         "cuda-pathfinder",
