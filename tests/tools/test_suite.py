@@ -83,7 +83,7 @@ def test_before_a_release_each_part_has_a_test(tmp_path):
     body = {"one": "pass", "two": "pytest.skip('no GPU')"}
     for name, does in body.items():
         (tmp_path / f"test_{name}.py").write_text(f"import pytest\n@pytest.mark.gpu\ndef test_it(): {does}\n")
-    start = f"from pathlib import Path; from flashladder.tests import release; release.ROOT = Path({str(tmp_path)!r})"
+    start = f"from pathlib import Path; from flashladder.tests.support import release; release.ROOT = Path({str(tmp_path)!r})"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
 
     def code_of(*parts):
@@ -98,7 +98,7 @@ def test_an_interruptible_program_is_so_where_interrupts_are_ignored():
     """As under nohup: the whole chain, from a shell that ignores them."""
     inner = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     start = f"interruptible.start([sys.executable, '-c', {inner!r}])"
-    outer = f"import sys; from flashladder.tests import interruptible; print({start}.communicate()[0])"
+    outer = f"import sys; from flashladder.tests.support import interruptible; print({start}.communicate()[0])"
     ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     said = subprocess.run([*ignoring, sys.executable, "-c", outer], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "True"
