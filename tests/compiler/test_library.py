@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashladder.common import host
-from flashladder.common.compiler.library import build_library
+from flashladder.common.compiler.library import build_extension, build_library, find_extension
 from flashladder.common.errors import BuildError, ToolchainError
 
 
@@ -53,3 +53,11 @@ def test_a_library_that_cannot_be_put_in_its_place_is_no_path(tmp_path, monkeypa
         build_library(source, {})
     monkeypatch.setattr(Path, "rename", lose_the_race)
     assert build_library(source, {}).exists()
+
+
+def test_an_extension_is_found_once_it_is_built(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "answer.cpp"
+    source.write_text('extern "C" int answer() { return 1; }\n')
+    assert find_extension(source) is None
+    assert build_extension(source) == find_extension(source)
