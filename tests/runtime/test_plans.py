@@ -128,6 +128,20 @@ def test_decode(driver, monkeypatch):
     same()
 
 
+def test_of_many_problems_the_latest_are_kept(driver, monkeypatch):
+    monkeypatch.setattr(kvcache, "PROBLEMS_KEPT", 3)
+    kept = []
+    for batch in (1, 2, 3, 4):
+        call = asked(batch, 1, 16, False, "plain", 0)
+        call()
+        call()
+        kept.append({*kvcache._planned})
+    assert all(0 < len(keys) <= 3 for keys in kept)
+    assert kept[0] & kept[1]
+    assert kept[2] & kept[3]
+    assert not kept[0] & kept[3]
+
+
 @pytest.mark.parametrize("scale", [1, True, 1.0, np.float64(1), torch.tensor(1)], ids=repr)
 def test_a_scale_of_any_number(driver, monkeypatch, scale):
     """Is told as a float, also from a plan that C++ looks up by what was given."""
