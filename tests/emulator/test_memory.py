@@ -267,3 +267,15 @@ def test_parameters_are_read_lane_by_lane_and_by_generic_address():
     assert outputs["inside"].all()
     assert len(set(whole.tolist())) == 2  # two pointers, in turn
     assert (whole[::2] == whole[0]).all()
+
+
+def test_ctas_store_from_lanes_of_their_own():
+    """To one address, so that only the masks tell their accesses apart."""
+    a, p = np.arange(64, dtype=np.uint32) + 1, np.arange(64) % 48 < 16  # the first half of CTA 0, the second of CTA 1
+    place = "mov.u32 at, words; mov.u32 x, %tid.x; mad.lo.u32 at, x, 4, at;"
+    outputs, _ = run_lanes(
+        f"{place} st.shared.u32 [at], 0; @p st.shared.u32 [at], a; ld.shared.u32 d, [at];",
+        {"a": a, "p": p}, {"d": "u4"}, grid=2,
+        registers=".reg .b32 at, x;", declarations=".shared .align 4 .b8 words[128];",
+    )  # fmt: skip
+    assert (outputs["d"] == np.where(p, a, 0)).all()
