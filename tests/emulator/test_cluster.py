@@ -91,6 +91,14 @@ def test_a_race_between_ctas():
         run(STORE + BARRIER + LOAD + "st.shared.b32 [addr], 7;")
 
 
+def test_only_lanes_that_wait_know_what_others_did():
+    halves = "barrier.cluster.arrive; and.b32 x, tid, 1; setp.eq.u32 p, x, 0; @p barrier.cluster.wait;"
+    others = "@!p barrier.cluster.wait;"
+    run(STORE + halves + others + LOAD + BARRIER)
+    with pytest.raises(RaceError, match="lane 1 reads"):
+        run(STORE + halves + LOAD + others + BARRIER)
+
+
 def test_a_relaxed_arrival_orders_what_a_fence_released():
     relaxed = BARRIER.replace("arrive", "arrive.relaxed")
     with pytest.raises(RaceError, match="no barrier orders the two"):

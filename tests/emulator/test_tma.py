@@ -288,6 +288,8 @@ def test_a_map_in_global_memory():
         (f"add.u32 tile, tile, {SHARED_BYTES - 1536};" + expect(1024) + load(2), MemoryAccessError, "out of bounds"),
         (expect(1024) + "add.u64 map, map, 16;" + load(2) + wait(), MemoryAccessError, "tensor map.*multiple of 64"),
         (expect(1024) + "add.u64 map, map, 128;" + load(2) + wait(), MemoryAccessError, "not a tensor map"),
+        ("cvt.u64.u32 map, tile; cvta.shared.u64 map, map;" + load(2), MemoryAccessError,
+         "a tensor map in shared memory.*lane 0.*cp.async.bulk"),
         (expect(1024) + load(3) + wait(), MemoryAccessError, "3 coordinates in a tensor of 2"),
         (expect(1040) + load(2) + wait(), DeadlockError, "16 bytes to come"),
         (expect(1024) + wait(), DeadlockError, "1024 bytes to come"),
