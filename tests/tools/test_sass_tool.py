@@ -93,8 +93,8 @@ def test_counts_to_a_file(run, tmp_path):
     ("arguments", "message"),
     [
         (["99"], "no version 99; there are 00_minimal"),
-        (["07", "08", "09"], "sass shows one rung, or compares two, not 07, 08 and 09"),
-        (["--diff", "07", "08", "09"], "sass shows one rung, or compares two, not 07, 08 and 09"),
+        (["07", "08", "09"], "sass shows one rung, or compares two, not 07, 08, 09"),
+        (["--diff", "07", "08", "09"], "sass shows one rung, or compares two, not 07, 08, 09"),
         (["09", "--gpu", "v100"], "no description of the GPU v100; did you mean h100? There are a100"),
         (["09", "--config", "block_n=48"], "block_n=48 is not one of 32, 64, 128"),
         (["09", "--csv", "/nowhere/counts.csv"], "non-existent directory: '/nowhere'"),

@@ -50,7 +50,9 @@ def render(results: Results, summary: pd.DataFrame) -> str:
         studies=[_study(name, trials) for name, trials in studies.items()],
         experiments=[_experiment(name, rows) for name, rows in results.experiments.items()],
         benches={name: references.tables_of_runs(rows, name) for name, rows in results.benches.items()},
-        unlogged=[name for name in catalog.ladders()[1:] if name not in results.benches],
+        unlogged=[
+            name for name in catalog.ladders()[1:] if name not in results.benches and catalog.ladder_of(name).launches
+        ],
         references=references.every_table(results.references),
         runs=_runs(results),
         **{function.__name__: function for function in (*functions, pd.notna)},
