@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from flashladder.common import catalog, console
 from flashladder.common.records.log import Log
 from flashladder.common.records.schemas import BENCH
-from flashladder.common.report.pages import references
+from flashladder.common.report.pages import limits, references
 from flashladder.tests.support import made_up
 from flashladder.tools.commands import dashboard
 
@@ -34,6 +36,8 @@ def log(tmp_path, monkeypatch):
         (folder / "README.md").write_text("# Title\n\n<!-- measured:begin -->\n<!-- measured:end -->\n")
         copies.append(dataclasses.replace(implementation, directory=folder))
     monkeypatch.setattr(references, "shown", lambda: copies)
+    copied = shutil.copy(limits.PAGE, tmp_path)
+    monkeypatch.setattr(limits, "PAGE", Path(copied))  # its factors would be of these logs
     triton, cute = "dtype=bf16,head_dim=128", "dtype=bf16,head_dim=128,block_m=128,block_n=32,num_warps=4,causal=false"
     made = Log(results / "references.csv", BENCH)
     made.append(lines("old", "2026-01-01", "triton", triton, 0.5, toolkit="triton 3.6"))
