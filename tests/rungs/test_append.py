@@ -77,6 +77,19 @@ def test_what_has_no_room_is_not_written(length):
         assert changed[:, :begin].sum() == changed[:, begin + 2 :].sum() == 0
 
 
+def test_behind_the_last_page_nothing_is_written():
+    """Where the table goes on with the next sequence's first page."""
+    task = growing(2, (16, 30), {**PAGED, "page_size": 16})
+    tensors, before = make_inputs(task), make_inputs(task)
+    room = 16 * tensors.block_table.shape[1]
+    tensors.cache_seqlens.copy_(torch.tensor([room - 1, 5]))
+    on_emulator(compiled(APPENDS, task), task, tensors)
+    own = {(int(tensors.block_table[0, -1]), 15), *((int(tensors.block_table[1, 0]), at) for at in (5, 6))}
+    for name in ("k_cache", "v_cache"):
+        found, old = (each.by_name[name].view(torch.int16) for each in (tensors, before))
+        assert {tuple(place) for place in (found != old).any(-1).any(-1).nonzero().tolist()} == own
+
+
 def test_bits_with_new_keys_do_not_depend_on_the_rest_of_the_batch():
     """Nor on the place in it, nor on whose keys lie in the pages around."""
     task, alone = (growing(2, lengths, {**PAGED, **ROTARY, "num_splits": 3}) for lengths in ((130, 7, 40), (40,)))
