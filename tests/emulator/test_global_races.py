@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lanes import Emulated, run_lanes
 
 from flashladder.common import emulator
 from flashladder.common.emulator.errors import DeadlockError, EmulatorError, RaceError
@@ -137,3 +138,16 @@ def test_the_loss_of_any_synchronisation_is_reported(global_memory, entry):
 
 def test_without_the_race_detector_defects_pass(global_memory):
     assert run_kernel(global_memory, "last_block_no_fence", race=False)[0] == 21
+
+
+def test_ctas_may_copy_the_same_words():
+    """To shared memory: that reads them, also where they lie in a tensor that is written elsewhere."""
+    machine, lane = Emulated(), np.arange(64) % 32
+    words = machine.add("words", np.arange(32, dtype=np.uint32))
+    place = "mov.u32 to, buffer; mov.u32 x, %tid.x; mad.lo.u32 to, x, 4, to;"
+    copy = "cp.async.ca.shared.global [to], [at], 4; cp.async.wait_all; ld.shared.u32 d, [to];"
+    outputs, _ = run_lanes(
+        place + copy, {"at": (words + 4 * lane).astype(np.uint64)}, {"d": "u4"}, grid=2, machine=machine,
+        registers=".reg .b32 to, x;", declarations=".shared .align 4 .b8 buffer[128];",
+    )  # fmt: skip
+    assert (outputs["d"] == lane).all()
