@@ -83,7 +83,8 @@ def test_before_a_release_each_part_has_a_test(tmp_path):
     body = {"one": "pass", "two": "pytest.skip('no GPU')"}
     for name, does in body.items():
         (tmp_path / f"test_{name}.py").write_text(f"import pytest\n@pytest.mark.gpu\ndef test_it(): {does}\n")
-    start = f"from pathlib import Path; from flashladder.tests.support import release; release.ROOT = Path({str(tmp_path)!r})"
+    start = "from pathlib import Path; from flashladder.tests.support import release; "
+    start += f"release.ROOT = Path({str(tmp_path)!r})"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
 
     def code_of(*parts):
