@@ -66,7 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError
     if len(named) > 2:
         raise ConfigError(f"sass shows one rung, or compares two, not {listing(named)}")
-    codes = _compare(*named, arguments, gpu) if len(named) == 2 else _inspect(named[0], arguments, gpu)
+    codes = _compare(named[0], named[1], arguments, gpu) if len(named) == 2 else _inspect(named[0], arguments, gpu)
     if arguments.csv:
         import pandas as pd
 
