@@ -75,18 +75,19 @@ def attention(
     """
     is_open = window is OPEN or (type(window) is tuple and window == OPEN)
     is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
-    if is_open and alibi_slopes is None and sinks is None and is_plain:
-        done = operator.on_fast_path(q, k, v, out, causal, softmax_scale, version, return_lse)
+    if is_open and alibi_slopes is None and sinks is None and is_plain and (cpp := operator.in_cpp()):
+        onlookers, plain = operator.onlookers, operator.plain
+        done = cpp.straight(onlookers, plain, q, k, v, out, causal, softmax_scale, version, return_lse)
         if done is not None:
             return done
-    q, k, v = validate.autocast(*validate.tensors(BATCH, q=q, k=k, v=v))
-    validate.go_together(q, k, v)
+    q, k, v = validate.inputs(BATCH, q, k, v)
     return_lse = validate.flag("return_lse", return_lse)
     if out is not None and validate.tensor("out", out).requires_grad and torch.is_grad_enabled():
         raise UnsupportedProblemError("out wants a gradient, and kernels compute none: call it in torch.no_grad()")
     options = options_of(
-        q,
+        q.device,
         q.shape[0],
+        q.shape[2],
         causal=causal,
         softmax_scale=softmax_scale,
         window=window,

@@ -15,7 +15,6 @@ from flashladder.common.api import gradients, sequences, validate
 from flashladder.common.api.validate import can_look_at
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8, quantised
-from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import launch, overlap
 
@@ -31,6 +30,11 @@ class Cache(NamedTuple):
     table: torch.Tensor | None
     k_descale: torch.Tensor | None = None  # (batch, heads_k), fp32, and that of V: of 8-bit floats alone
     v_descale: torch.Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        """Of sequences."""
+        return len(self.k if self.table is None else self.table)
 
     @property
     def room(self) -> int:
@@ -51,7 +55,8 @@ def cache_of(
     With cache_batch_idx each sequence of the cache is a page, and each of q has one: nothing is copied.
     UnsupportedProblemError for what is none.
     """
-    (q,) = validate.tensors(validate.BATCH, q=q)
+    if q.dim() != 4:
+        raise validate.misshapen("q", q, validate.BATCH)
     layout = _WHOLE if block_table is None else _PAGES
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.dim() != 4 or cache.shape != k_cache.shape:
@@ -64,7 +69,9 @@ def cache_of(
     if cache_batch_idx is not None:
         if block_table is not None:
             raise UnsupportedProblemError("cache_batch_idx and block_table are given: a table says where keys lie")
-        pages = numbers("cache_batch_idx", cache_batch_idx, q, len(k_cache) - 1, "the cache has sequences")
+        pages = numbers(
+            "cache_batch_idx", cache_batch_idx, len(q), q.device, len(k_cache) - 1, "the cache has sequences"
+        )
         return Cache(k_cache, v_cache, pages[:, None])
     if block_table is not None:
         _check_table(block_table, q, k_cache)
@@ -73,10 +80,12 @@ def cache_of(
     return Cache(k_cache, v_cache, block_table)
 
 
-def scaled(cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None) -> Cache:
+def scaled(cache: Cache, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None) -> Cache:
     """The cache with the scales of its 8-bit floats, 1 where none is given; UnsupportedProblemError for others."""
+    if cache.k.dtype != FP8 and k_descale is None and v_descale is None:
+        return cache
     descales = {"k_descale": k_descale, "v_descale": v_descale}
-    wanted = (len(q), cache.k.shape[2])
+    wanted = (cache.batch, cache.k.shape[2])
     shapes = wanted, (1, wanted[1])
     fitting = f"with q it is {wanted} or {shapes[1]}"
     for name, descale in descales.items():
@@ -85,13 +94,11 @@ def scaled(cache: Cache, q: torch.Tensor, k_descale: torch.Tensor | None, v_desc
         descale = validate.tensor(name, descale)
         if cache.k.dtype != FP8:
             raise UnsupportedProblemError(f"{name} is given, but k_cache is {cache.k.dtype}: scales are those of {FP8}")
-        validate.like(name, descale, lambda shape: shape in shapes, torch.float32, q.device, fitting)
+        validate.like(name, descale, lambda shape: shape in shapes, torch.float32, cache.k.device, fitting)
         if can_look_at(descale) and not ((descale > 0) & descale.isfinite()).all():
             raise UnsupportedProblemError(f"{name}={descale.tolist()}: a scale is a positive, finite number")
-    if cache.k.dtype != FP8:
-        return cache
     of_heads = {
-        name: q.new_ones(wanted, dtype=torch.float32) if descale is None else descale.expand(wanted).contiguous()
+        name: cache.k.new_ones(wanted, dtype=torch.float32) if descale is None else descale.expand(wanted).contiguous()
         for name, descale in descales.items()
     }
     return cache._replace(**of_heads)
@@ -109,28 +116,30 @@ def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tens
         )
 
 
-def numbers(name: str, value: object, q: torch.Tensor, most: int, what: str) -> torch.Tensor:
-    """Numbers from 0 to `most`, (batch), int32, contiguous: one for each sequence of q.
+def numbers(name: str, value: object, batch: int, device: torch.device, most: int, what: str) -> torch.Tensor:
+    """Numbers from 0 to `most`, (batch), int32, contiguous: one for each sequence of q, on its device.
 
     UnsupportedProblemError for what are none.
     """
-    batch = len(q)
-    found = validate.like(
-        name, value, lambda shape: shape == (batch,), torch.int32, q.device, f"with q it is ({batch},)"
-    )
+    found = validate.like(name, value, lambda shape: shape == (batch,), torch.int32, device, f"with q it is ({batch},)")
     if can_look_at(found) and not ((found >= 0) & (found <= most)).all():
         raise UnsupportedProblemError(f"{name}={found.tolist()}: {what} 0 to {most}")
     return found.contiguous()
 
 
-def lengths_of(cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, cache: Cache) -> torch.Tensor:
+def numbers_of(name: str, value: object, cache: Cache) -> torch.Tensor:
+    """The same, each of keys of a sequence that the cache has room for."""
+    return numbers(name, value, cache.batch, cache.k.device, cache.room, "the cache has room for")
+
+
+def lengths_of(cache_seqlens: int | torch.Tensor | None, cache: Cache) -> torch.Tensor:
     """How many keys each sequence has: (batch), int32. UnsupportedProblemError for what cannot be so many."""
     if isinstance(cache_seqlens, torch.Tensor):
-        return numbers("cache_seqlens", cache_seqlens, q, cache.room, "the cache has room for")
+        return numbers_of("cache_seqlens", cache_seqlens, cache)
     length = cache.room if cache_seqlens is None else validate.whole("cache_seqlens", cache_seqlens)
     if not 0 <= length <= cache.room:
         raise UnsupportedProblemError(f"cache_seqlens={length}: the cache has room for 0 to {cache.room} keys")
-    return torch.full((len(q),), length, dtype=torch.int32, device=q.device)
+    return torch.full((cache.batch,), length, dtype=torch.int32, device=cache.k.device)
 
 
 def new_keys(
@@ -168,7 +177,7 @@ def check_layouts(
         name: torch.empty_strided(*layout, dtype=problem.tensors[name].dtype, device="meta")
         for name, layout in layouts.items()
     }
-    launch.check(problem, Tensors(tensors, problem))
+    launch.check(problem, tensors)
 
 
 def check_apart(cache: Cache, tensors: Mapping[str, torch.Tensor | None]) -> None:

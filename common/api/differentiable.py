@@ -39,14 +39,13 @@ def attend(
 
     What no kernel takes is padded with columns of zeros, in copies.
     """
-    gradients.refuse_forward_mode(q, k, v)
-    trains = gradients.wanted(q, k, v) or (options.sinks is not None and gradients.wanted(options.sinks))
+    trains = gradients.needed(q, k, v, options.sinks)
     if trains and out is not None:
         raise UnsupportedProblemError(
             "the inputs want a gradient, and backward rungs take no out: leave it out, or call it in torch.no_grad()"
         )
     inputs, head_dim_v = (q, k, v), v.shape[3]
-    if is_padded := padding.is_needed(q, v, options.dropout_p > 0, trains):
+    if is_padded := padding.is_needed(q.shape[3], v.shape[3], options.dropout_p > 0, trains):
         q, k, v, options = padding.padded(q, k, v, options, trains)
     if trains:
         o, sums = _attend(q, k, v, options)
@@ -79,7 +78,7 @@ def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
     if not torch.compiler.is_compiling() and not q.is_meta:
         problem = problem_of(q, k, options)
         pieces.require_one_launch(problem)
-        _require(problem, q)
+        _require(problem, q.device)
 
 
 def problem_of(q: torch.Tensor, k: torch.Tensor, options: Options, **asked: bool) -> Problem:
@@ -96,10 +95,10 @@ def _torch_wants_the_same_bits() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _require(problem: Problem, q: torch.Tensor) -> None:
+def _require(problem: Problem, device: torch.device) -> None:
     """UnsupportedProblemError where no rung takes a problem, with what would work."""
     try:
-        choice_for(problem, q)
+        choice_for(problem, device)
     except UnsupportedProblemError as error:
         instead = "call it in torch.no_grad()"
         if problem.deterministic:
@@ -168,8 +167,9 @@ class _Direct(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         plain = q.detach(), k.detach(), v.detach()  # C++ leaves what wants a gradient to Python
         found = None
-        if options.is_plain:
-            found = operator.on_fast_path(*plain, None, options.causal, options.softmax_scale, options.version, True)
+        if options.is_plain and (cpp := operator.in_cpp()):
+            asked = options.causal, options.softmax_scale, options.version, True
+            found = cpp.straight(operator.onlookers, operator.plain, *plain, None, *asked)
         o, lse = found or operator.compute(*plain, options, True)
         keep(ctx, ("q", "k", "v", "sinks", "options"), (q, k, v), options, (o, lse))
         return o, lse
@@ -216,7 +216,7 @@ def _compute(
     outputs = {"dq": torch.empty_like(q)} if wants_dq else {}
     outputs |= {"dk": torch.empty_like(k), "dv": torch.empty_like(v)} if wants_dkv else {}
     problem = problem_of(q, k, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
-    _require(problem, q)
+    _require(problem, q.device)
     tensors = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse, "dlse": dlse}
     operator.launch(problem, {**tensors, **options.tensors, **outputs}, is_blind=options.is_blind(q, k))
     return tuple(outputs.get(name, q.new_empty(0)) for name in ("dq", "dk", "dv"))

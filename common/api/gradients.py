@@ -19,6 +19,13 @@ def are_batched(*tensors: torch.Tensor | None) -> bool:
     return any(tensor is not None and _functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
 
 
+def needed(*tensors: torch.Tensor | None) -> bool:
+    """`wanted`, of tensors of which some may be left out; UnsupportedProblemError for a derivative of forward mode."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    refuse_forward_mode(*there)
+    return wanted(*there)
+
+
 def refuse(*tensors: torch.Tensor, what: str = "the inputs", whose: str = "kernels compute") -> None:
     """UnsupportedProblemError where a tensor wants a gradient, or has a derivative with it (forward mode)."""
     if wanted(*tensors):

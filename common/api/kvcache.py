@@ -20,12 +20,12 @@ from flashladder.common.api.rotary import rotary_of
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.problem.rotary import Rotary
 from flashladder.common.runtime import fast_path, ready
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
-from flashladder.common.runtime.outputs import new_lse, new_o
+from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
 from flashladder.common.runtime.plan import Plan
 
 MOST_SPLITS = 256
@@ -93,16 +93,13 @@ def flash_attn_with_kvcache(
     with new keys where these are written, and for rotary embeddings without k and v.
     """
     given = causal, softmax_scale, window_size, softcap, rotary_interleaved, num_splits
-    if cache_batch_idx is None:
+    if (cpp := operator.in_cpp()) and cache_batch_idx is None and isinstance(cache_seqlens, torch.Tensor):
         tensors: tuple[Any, ...] = q, k_cache, v_cache, cache_seqlens, block_table, cache_leftpad, alibi_slopes
         tensors += k_descale, v_descale, k, v, rotary_cos, rotary_sin
-        if (outputs := operator.on_remembered_path(_planned, tensors, given, return_softmax_lse)) is not None:
+        outputs = cpp.remembered(operator.onlookers, _planned, tensors, given, return_softmax_lse)
+        if outputs is not None:
             return outputs
-    floats: dict[str, Any] = {"k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-    floats = {"q": q} | {name: x for name, x in floats.items() if x is not None}
-    floats = dict(zip(floats, validate.autocast(*validate.tensors(**floats)), strict=True))
-    (q,) = validate.contiguous_rows(floats["q"])
-    k, v, rotary_cos, rotary_sin = map(floats.get, ("k", "v", "rotary_cos", "rotary_sin"))
+    q, k, v, rotary_cos, rotary_sin = validate.floats(q=q, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     k_cache, v_cache = validate.tensors(k_cache=k_cache, v_cache=v_cache)
     causal = validate.flag("causal", causal)
     return_softmax_lse = validate.flag("return_softmax_lse", return_softmax_lse)
@@ -114,10 +111,12 @@ def flash_attn_with_kvcache(
     gradients.refuse(q, k_cache, v_cache)
     fp8 = FP8 if k_cache.dtype == FP8 else None
     cache = caches.cache_of(q, k_cache, v_cache, block_table, cache_batch_idx, fp8)
-    cache = caches.scaled(cache, q, k_descale, v_descale)
-    lengths = caches.lengths_of(cache_seqlens, q, cache)
+    cache = caches.scaled(cache, k_descale, v_descale)
+    lengths = caches.lengths_of(cache_seqlens, cache)
     if cache_leftpad is not None:
-        cache_leftpad = caches.numbers("cache_leftpad", cache_leftpad, q, cache.room, "the cache has room for")
+        cache_leftpad = caches.numbers_of("cache_leftpad", cache_leftpad, cache)
+    if q.stride(3) != 1:
+        q = q.contiguous()
     if window_size is not validate.ALL:
         window_size = validate.pair("window_size", window_size, -1)
     is_causal, window = validate.mask(causal, window_size, cache.room)
@@ -127,7 +126,7 @@ def flash_attn_with_kvcache(
         *cache,
         lengths,
         cache_leftpad,
-        None if alibi_slopes is None else validate.slopes(alibi_slopes, q, len(q)),
+        None if alibi_slopes is None else validate.slopes(alibi_slopes, q.device, len(q), q.shape[2]),
         causal=is_causal,
         softmax_scale=scale,
         window_left=left,
@@ -135,7 +134,9 @@ def flash_attn_with_kvcache(
         softcap=validate.softcap(softcap),
         num_splits=splits,
     )
-    rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
+    rotary = None
+    if rotary_cos is not None or rotary_sin is not None:
+        rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
@@ -144,13 +145,15 @@ def flash_attn_with_kvcache(
         step = step.appending(k, v, rotary) if in_kernel else _appended(step, k, v, rotary)
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
-    tensors = tuple(step.tensors.values())
     validated = causal, scale, window_size, step.softcap, rotary_interleaved, splits
-    if (outputs := operator.on_remembered_path(_planned, tensors, validated, return_softmax_lse)) is not None:
-        return outputs
+    if cpp:
+        tensors = tuple(step.tensors.values())
+        outputs = cpp.remembered(operator.onlookers, _planned, tensors, validated, return_softmax_lse)
+        if outputs is not None:
+            return outputs
     if _has_kernel(step):
         o, lse = _attend(step)
-        if ready.is_gpu(q) and q.numel() and k_cache.numel() and not operator.is_observed():
+        if ready.is_gpu(q.device) and q.numel() and k_cache.numel() and not operator.is_observed():
             _remember(step, given, validated)
     else:
         o, lse = _attend_padded(step)
@@ -253,7 +256,7 @@ def _has_kernel(step: Step) -> bool:
 
 def _attend(step: Step) -> _Outputs:
     """O and the log-sum-exp."""
-    o, lse = (decode if step.k is None else append_and_decode)(*step.flat())
+    o, lse = (decode if step.k is None else append_and_decode)(*vars(step).values())
     return o, lse
 
 
@@ -284,7 +287,7 @@ def _appended(step: Step, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | Non
     cache, q, lengths = step.cache, step.q, step.cache_seqlens
     if not torch.compiler.is_compiling():
         problem = step.problem
-        ready.choice_for(problem, q)
+        ready.choice_for(problem, q.device)
         if cache.k.numel():
             caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
     if k.numel():
@@ -303,9 +306,9 @@ def _decode(*values: Any) -> _Outputs:
     problem = step.problem
     if step.k is not None:
         caches.check_apart(step.cache, step.tensors)
-    o, lse = new_o(step.q), new_lse(step.q)
-    operator.launch(problem, {**step.tensors, "o": o, "lse": lse})
-    return o, lse
+    outputs = new_outputs(problem, step.q)
+    operator.launch(problem, step.tensors | outputs)
+    return outputs["o"], outputs[LSE]
 
 
 decode = torch.library.custom_op(
@@ -333,7 +336,7 @@ _planned: dict[bytes, tuple[Plan, float, torch.Tensor, Call]] = {}
 def _remember(step: Step, *options: tuple[Any, ...]) -> None:
     """That tensors like these and any of the options are this problem, once there is a plan for it."""
     extension, problem = fast_path.extension, step.problem
-    call = ready.ready_for(problem, step.q).call
+    call = ready.ready_for(problem, step.q.device).call
     plan = call and call.planned(problem, now=False)
     if not (extension and call and plan):
         return
@@ -347,6 +350,6 @@ def _remember(step: Step, *options: tuple[Any, ...]) -> None:
 def make_ready(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, softcap: float) -> None:
     """Has made ready what a row of each sequence against such caches, in one piece, runs."""
     cache = caches.cache_of(q, k_cache, v_cache, None, None)
-    lengths = caches.lengths_of(None, q, cache)
+    lengths = caches.lengths_of(None, cache)
     step = Step(q[:, :1], *cache, lengths, causal=True, softcap=softcap)
-    ready.ready_for(step.problem, q)
+    ready.ready_for(step.problem, q.device)

@@ -8,8 +8,8 @@ import torch
 
 from flashladder.common.api import operator
 from flashladder.common.api.options import problem_of
-from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime.outputs import new_lse, new_o
+from flashladder.common.problem.problem import LSE, Problem
+from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
 
@@ -24,11 +24,11 @@ def compute(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp. Pages may overlap."""
     problem = _problem_of(q, k_cache, block_table, softmax_scale, causal)
-    o, lse = new_o(q, HEAD_DIM_V), new_lse(q)
+    outputs = new_outputs(problem, q)
     caches_of = {"k_cache": k_cache, "v_cache": k_cache[..., :HEAD_DIM_V]}
     inputs = {"q": q, **caches_of, "cache_seqlens": cache_seqlens, "block_table": block_table}
-    operator.launch(problem, {**inputs, "o": o, "lse": lse})
-    return o, lse
+    operator.launch(problem, inputs | outputs)
+    return outputs["o"], outputs[LSE]
 
 
 mla_decode = torch.library.custom_op("flashladder::mla_decode", compute, mutates_args=())

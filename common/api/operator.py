@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,16 +16,16 @@ from flashladder.common.own import FIRST
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime import fast_path, ready
 from flashladder.common.runtime.launch import GridError
-from flashladder.common.runtime.outputs import new_lse, new_o, no_lse
+from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs, no_lse
 from flashladder.common.runtime.ready import Ready, ready_for
 
 # Is told of each call of attention that ran, where a program is recorded: the problem, and what says where packed
 # sequences begin.
 watch: Callable[[Problem, torch.Tensor | None, torch.Tensor | None], None] | None = None
 # What stands ready for plain tensors, by what fast_path.cpp reads of a call; it only grows.
-_plain: dict[tuple[object, ...], Ready] = {}
+plain: dict[tuple[object, ...], Ready] = {}
 
-_onlookers = (  # each gives something where torch looks at what is called
+onlookers = (  # each gives something where torch looks at what is called
     torch._C._len_torch_dispatch_stack,
     torch._C._functorch.peek_interpreter_stack,  # transforms
     torch._C._is_tracing,
@@ -37,34 +38,13 @@ LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor,
 LIBRARY.define(f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_OPTIONS}) -> Tensor")
 
 
-def on_fast_path(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor | None,
-    causal: bool,
-    softmax_scale: float | None,
-    version: str,
-    lse: bool,
-) -> Any:
-    """O, or (O, log-sum-exp) with `lse`, of what is plainly right and stands ready in C++; None for all else."""
+def in_cpp() -> ModuleType | None:
+    """What launches what is plainly right and stands ready, if it is there; not where torch compiles, nor where each
+    call is told to `watch`.
+    """
     if torch.compiler.is_compiling():  # first: torch compiles anew where what was looked at changes
         return None
-    if not (extension := fast_path.extension) or watch:
-        return None
-    return extension.straight(_onlookers, _plain, q, k, v, out, causal, softmax_scale, version, lse)
-
-
-def on_remembered_path(
-    plans: Mapping[bytes, tuple[Any, ...]], tensors: tuple[Any, ...], options: tuple[Any, ...], lse: bool
-) -> Any:
-    """The same of a problem that `plans` has under what tensors and options say.
-
-    The tensors are in the operation's order, Q the first; those left out are None.
-    """
-    if torch.compiler.is_compiling() or not (extension := fast_path.extension):
-        return None
-    return extension.remembered(_onlookers, plans, tensors, options, lse)
+    return None if watch else fast_path.extension
 
 
 def are_observed(*tensors: torch.Tensor) -> bool:
@@ -78,7 +58,7 @@ def is_observed() -> bool:
     """Whether torch compiles, traces, transforms or profiles, and so looks at what is called."""
     if torch.compiler.is_compiling():
         return True
-    for looks in _onlookers:  # noqa: SIM110 - any() takes twice as long
+    for looks in onlookers:  # noqa: SIM110 - any() takes twice as long
         if looks():
             return True
     return False
@@ -108,13 +88,12 @@ def compute(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attend` without an operator, which torch does not see."""
     problem = options.forward_problem(q, k, v, lse)
-    outputs = {"o": new_o(q, problem.head_dim_v) if out is None else out}
-    outputs |= {LSE: new_lse(q, problem.packed)} if lse else {}
+    outputs = new_outputs(problem, q, out)
     tensors = {"q": q, "k": k, "v": v, **options.tensors, **outputs}
-    found = launch(problem, tensors, options.version, out is not None, options.is_blind(q, k))
+    found = launch(problem, tensors, options.version, out is not None, problem.packed and options.is_blind(q, k))
     if found is not None:
         if problem.head_dim_v == problem.head_dim and options.is_plain:
-            _plain[_signature(q, k, options, lse)] = found
+            plain[_signature(q, k, options, lse)] = found
         if watch is not None:
             watch(problem, options.cu_seqlens_q, options.cu_seqlens_k)
     return outputs["o"], outputs[LSE] if lse else no_lse(q)
@@ -135,12 +114,12 @@ def launch(
     present = {name: x if x.dim() == 4 else x.contiguous() for name, x in tensors.items() if x is not None}
     q = present["q"]
     if is_blind or not all(present[name].numel() for name in problem.inputs):
-        ready.choice_for(problem, q, version)  # or it is refused
+        ready.choice_for(problem, q.device, version)  # or it is refused
         if out_is_given:
             ready.check_out(present["o"], q, problem.head_dim_v)
         _clear(problem, present)
         return None
-    found = ready_for(problem, q, version)
+    found = ready_for(problem, q.device, version)
     if problem.packed and not found.rung.supports.rest:
         _clear(problem, present)
     try:
@@ -149,7 +128,7 @@ def launch(
         for piece, parts in pieces.halves(problem, present, error):
             launch(piece, parts, version)
     else:
-        if problem.packed and not ready.is_gpu(q):  # the emulator gives all of its memory back
+        if problem.packed and not ready.is_gpu(q.device):  # the emulator gives all of its memory back
             _clear(problem, present, *(int(present[f"cu_seqlens_{of}"][-1]) for of in "qk"))
     for name in problem.outputs:  # of pieces they may have other strides
         if present[name] is not (wanted := tensors[name]) and wanted is not None:
@@ -185,7 +164,7 @@ def make_ready(
         others |= {"operation": "packed", "batch": 1, "total_q": q.shape[1], "total_k": k.shape[1]}
     left, right = window
     options = Options(causal=True, window_left=left, window_right=right, softcap=softcap)
-    ready_for(options.problem(q, k, **others), q)
+    ready_for(options.problem(q, k, **others), q.device)
 
 
 def _attention(
@@ -197,10 +176,11 @@ def _attention(
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    done = on_fast_path(q, k, v, None, causal, softmax_scale, version, lse)  # as compiled models call it
-    if done is None:
-        return compute(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
-    return done if lse else (done, no_lse(q))
+    if cpp := in_cpp():  # as compiled models call it
+        done = cpp.straight(onlookers, plain, q, k, v, None, causal, softmax_scale, version, lse)
+        if done is not None:
+            return done if lse else (done, no_lse(q))
+    return compute(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
 
 
 def _attention_out(

@@ -42,7 +42,7 @@ class Flat:
 
     def flat(self) -> tuple[Any, ...]:
         """The values of all fields, of which the class makes the same again."""
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return tuple(vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ _TENSORS = tuple(field.name for field in dataclasses.fields(Options) if field.ty
 
 
 def options_of(
-    q: torch.Tensor,
+    device: torch.device,
     batch: int,
+    num_heads: int,
     *,
     causal: bool,
     softmax_scale: float | None,
@@ -130,7 +131,7 @@ def options_of(
     version: str,
     **packing: Any,
 ) -> Options:
-    """The arguments of a public function, validated; of q (..., num_heads, head_dim), of so many sequences.
+    """The arguments of a public function, validated; of so many sequences with so many heads of q, on q's device.
 
     A random state is drawn where weights are dropped.
     """
@@ -144,11 +145,11 @@ def options_of(
         window_left=left,
         window_right=right,
         softcap=validate.number("softcap", softcap),
-        alibi_slopes=None if alibi_slopes is None else validate.slopes(alibi_slopes, q, batch),
+        alibi_slopes=None if alibi_slopes is None else validate.slopes(alibi_slopes, device, batch, num_heads),
         deterministic=validate.flag("deterministic", deterministic),
         dropout_p=dropout_p,
-        rng_state=dropout.drawn(q.device) if dropout_p else None,
-        sinks=None if sinks is None else validate.sinks(sinks, q),
+        rng_state=dropout.drawn(device) if dropout_p else None,
+        sinks=None if sinks is None else validate.sinks(sinks, device, num_heads),
         version=validate.text("version", version),
     )
 

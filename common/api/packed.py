@@ -49,8 +49,7 @@ def packed_attention(
 
     Raises UnsupportedProblemError for cu_seqlens that are no sequences of these tensors, and as `attention` does.
     """
-    q, k, v = validate.autocast(*validate.tensors(PACKED, q=q, k=k, v=v))
-    validate.go_together(q, k, v)
+    q, k, v = validate.inputs(PACKED, q, k, v)
     return_lse = validate.flag("return_lse", return_lse)
     cu_seqlens_q, cu_seqlens_k = (
         sequences.validate_starts(name, cu_seqlens, q.device)
@@ -61,8 +60,9 @@ def packed_attention(
             f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
         )
     options = options_of(
-        q,
+        q.device,
         len(cu_seqlens_q) - 1,
+        q.shape[1],
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=validate.rows("max_seqlen_q", max_seqlen_q),

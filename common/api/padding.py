@@ -16,12 +16,11 @@ from flashladder.common.api.options import Options
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP, TRAINED_HEAD_DIMS
 
 
-def is_needed(q: torch.Tensor, v: torch.Tensor, dropout: bool, trains: bool) -> bool:
-    """Whether a call on q and v, whose last dimensions are head_dim and head_dim_v, needs columns of zeros.
+def is_needed(head_dim: int, head_dim_v: int, dropout: bool, trains: bool) -> bool:
+    """Whether a call on q and k of head_dim columns, and v of head_dim_v, needs columns of zeros.
 
     `dropout` and `trains` say whether weights are dropped, and whether a gradient is wanted.
     """
-    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     is_alike = head_dim_v == head_dim or not (dropout or trains)
     return _columns(head_dim, head_dim_v, trains) != head_dim or head_dim_v % HEAD_DIM_STEP != 0 or not is_alike
 

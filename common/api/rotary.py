@@ -10,13 +10,11 @@ from flashladder.common.problem.rotary import Rotary
 
 def rotary_of(
     cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool, q: torch.Tensor, room: int
-) -> Rotary | None:
-    """What turns q and new keys, if anything does.
+) -> Rotary:
+    """What turns q and new keys.
 
     UnsupportedProblemError for what has no angle for each position of a cache with so much room.
     """
-    if cos is None and sin is None:
-        return None
     cos, sin = validate.tensors(rotary_cos=cos, rotary_sin=sin)
     alike = cos.shape
 

@@ -34,7 +34,7 @@ def forward_timed(
     kernel; `flashladder bench` measures. DeviceError for tensors on the CPU: the emulator has no time to tell.
     """
     q, version = validate.tensor("q", q), validate.text("version", version)
-    if not ready.is_gpu(q):
+    if not ready.is_gpu(q.device):
         rung = version.partition("@")[0]
         raise DeviceError(f"q is on {q.device}: a kernel is timed on a GPU. `flashladder run {rung}` predicts its time")
     forward(q, k, v, version=version, **options)

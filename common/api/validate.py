@@ -38,9 +38,22 @@ def tensors(layout: str = "", /, **values: object) -> tuple[torch.Tensor, ...]:
     count = layout.count(",") + 1
     for name, x in zip(values, found, strict=True) if layout else ():
         if x.dim() != count:
-            instead = "packed, it is" if layout == PACKED else "it should be"
-            raise UnsupportedProblemError(f"{name} has shape {tuple(x.shape)}; {instead} {layout}")
+            raise misshapen(name, x, layout)
     return found
+
+
+def inputs(layout: str, q: object, k: object, v: object) -> tuple[torch.Tensor, ...]:
+    """Q, K and V, of such dimensions, that go together, as torch's own attention takes them under torch.autocast."""
+    found = autocast(*tensors(layout, q=q, k=k, v=v))
+    go_together(*found)
+    return found
+
+
+def floats(q: object, **others: object) -> tuple[Any, ...]:
+    """Q, and tensors that may be left out, as torch's own attention takes them under torch.autocast."""
+    there = {"q": q} | {name: value for name, value in others.items() if value is not None}
+    cast = dict(zip(there, autocast(*tensors(**there)), strict=True))
+    return tuple([cast.get(name) for name in ("q", *others)])
 
 
 def go_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -66,6 +79,12 @@ def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def misshapen(name: str, x: torch.Tensor, layout: str) -> UnsupportedProblemError:
+    """What a tensor that has not the dimensions of a layout is refused with."""
+    instead = "packed, it is" if layout == PACKED else "it should be"
+    return UnsupportedProblemError(f"{name} has shape {tuple(x.shape)}; {instead} {layout}")
 
 
 def contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -195,33 +214,33 @@ def mask(causal: bool, window_size: tuple[int, int] | torch.Tensor, seqlen_k: in
     return (True, (left, None)) if causal or right == 0 else (False, (left, right))
 
 
-def slopes(alibi_slopes: object, q: torch.Tensor, batch: int) -> torch.Tensor:
-    """ALiBi's slopes as kernels take them, one for each head of each of `batch` sequences, contiguous.
+def slopes(alibi_slopes: object, device: torch.device, batch: int, heads: int) -> torch.Tensor:
+    """ALiBi's slopes as kernels take them, one for each head of each of `batch` sequences of q, contiguous.
 
-    q is (..., num_heads, head_dim). UnsupportedProblemError for what are no slopes of it.
+    UnsupportedProblemError for what are no slopes of such a q, on this device.
     """
-    found, heads = tensor("alibi_slopes", alibi_slopes), q.shape[-2]
+    found = tensor("alibi_slopes", alibi_slopes)
     shape = tuple(found.shape)
     if shape not in ((heads,), (batch, heads)) or found.dtype != torch.float32:
         raise UnsupportedProblemError(
             f"alibi_slopes is {shape} {found.dtype}; with q it is ({heads},) or ({batch}, {heads}) torch.float32"
         )
-    _require_one_device("alibi_slopes", found, q)
+    _require_one_device("alibi_slopes", found, device)
     gradients.refuse(found, what="alibi_slopes")
     return found.expand(batch, heads).contiguous()
 
 
-def sinks(value: object, q: torch.Tensor) -> torch.Tensor:
-    """Attention sinks as kernels take them, in fp32, contiguous.
+def sinks(value: object, device: torch.device, heads: int) -> torch.Tensor:
+    """Attention sinks as kernels take them, one for each head of q, in fp32, contiguous.
 
-    q is (..., num_heads, head_dim). UnsupportedProblemError for what are no sinks of it.
+    UnsupportedProblemError for what are no sinks of such a q, on this device.
     """
-    found, heads = tensor("sinks", value), q.shape[-2]
+    found = tensor("sinks", value)
     if (shape := tuple(found.shape)) != (heads,) or found.dtype not in _SINK_DTYPES:
         raise UnsupportedProblemError(
             f"sinks is {shape} {found.dtype}; with q it is ({heads},) torch.float32, torch.bfloat16 or torch.float16"
         )
-    _require_one_device("sinks", found, q)
+    _require_one_device("sinks", found, device)
     gradients.refuse_forward_mode(found, what="sinks")
     wide = found.float()
     if can_look_at(found) and (beyond := wide[wide.isfinite() & (wide.abs() > MAX_SINK)]).numel():
@@ -241,9 +260,9 @@ def can_look_at(tensor: torch.Tensor) -> bool:
     return has_memory(tensor) and not tensor.is_cuda
 
 
-def _require_one_device(name: str, found: torch.Tensor, q: torch.Tensor) -> None:
-    if found.device != q.device:
-        raise UnsupportedProblemError(f"{name} on {found.device}, q on {q.device}; kernels take one device")
+def _require_one_device(name: str, found: torch.Tensor, device: torch.device) -> None:
+    if found.device != device:
+        raise UnsupportedProblemError(f"{name} on {found.device}, q on {device}; kernels take one device")
 
 
 def _refusal(name: str, value: object, wanted: str) -> UnsupportedProblemError:

@@ -91,11 +91,6 @@ class Buffer:
             name: storage.as_strided(view.shape, view.strides, guard + view.offset) for name, view in views.items()
         }
 
-    def offsets(self) -> dict[str, int]:
-        """Where each view starts, in bytes from the start of `data`."""
-        start, size = self.data.storage_offset(), self.data.element_size()
-        return {name: int(view.storage_offset() - start) * size for name, view in self.views.items()}
-
     def damage(self) -> str | None:
         """What a kernel wrote outside the views; None where every canary lives."""
         changed = self._bits != _pattern(CANARY, self.data.dtype)

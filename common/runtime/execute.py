@@ -78,7 +78,8 @@ def on_emulator(
         base = memory.add(
             name, buffer.data.view(torch.uint8).numpy(), readonly=name not in written, initialised=is_input
         )
-        addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
+        begin = base - buffer.data.data_ptr()
+        addresses |= {name: begin + view.data_ptr() for name, view in buffer.views.items()}
     launcher = Launcher(module)
     lent = [
         memory.add(f"workspace {workspace.name}", np.zeros(num_bytes, np.uint8), initialised=workspace.zeroed)

@@ -86,7 +86,7 @@ class Launcher:
         a grid is larger than CUDA allows; BuildError where a kernel takes what the operation does not have.
         """
         told = self._known(problem, num_sms)
-        check(problem, tensors)
+        check(problem, tensors.by_name)
         self._check_row_stride(tensors)
         values = _values(tensors, problem, addresses)
         each = zip(self._kernels, told, strict=True)
@@ -329,11 +329,11 @@ def packed_mapped(
     )
 
 
-def check(problem: Problem, tensors: Tensors) -> None:
+def check(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises UnsupportedProblemError unless kernels take the tensors, and they are the problem's."""
     devices = {}
     for name, declared in problem.tensors.items():
-        if (tensor := tensors.by_name.get(name)) is None:
+        if (tensor := tensors.get(name)) is None:
             continue
         if not _is_plain(tensor, declared.shape, declared.dtype):
             _check_one(name, tensor, declared.shape, declared.dtype)

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from flashladder.common.problem.problem import LSE, Problem
+
+
+def new_outputs(problem: Problem, q: torch.Tensor, o: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """For what a call gives, by name: O, or the `o` that is given, and the log-sum-exp if the problem asks for it."""
+    found = {"o": new_o(q, problem.head_dim_v) if o is None else o}
+    if problem.lse:
+        found[LSE] = new_lse(q, problem.packed)
+    return found
+
 
 def new_o(q: torch.Tensor, head_dim_v: int | None = None) -> torch.Tensor:
     """For O: like q, contiguous, with as many columns as V has if that is given."""

@@ -61,15 +61,14 @@ class Ready:
             if self.call.launch_fast(ordered, problem.softmax_scale):
                 return
         self.check(problem)
-        known = Tensors(tensors, problem)
         if out_is_given:
             check_out(tensors["o"], tensors["q"], problem.head_dim_v)
-            check(problem, known)
+            check(problem, tensors)
             check_apart(tensors["o"], {name: tensors[name] for name in problem.inputs})
         if self.call:
-            self.call.launch(problem, known)
+            self.call.launch(problem, Tensors(tensors, problem))
         else:
-            check(problem, known)
+            check(problem, tensors)
             self._emulate(problem, tensors)
 
     def _emulate(self, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
@@ -88,20 +87,20 @@ by_kind: dict[tuple[Kind, str, torch.device, int], Ready] = {}
 _kernels: dict[tuple[Kind, Version, KernelConfig, torch.device], Ready] = {}  # kinds of all sizes share them
 
 
-def ready_for(problem: Problem, q: torch.Tensor, version: str = FASTEST) -> Ready:
-    """What runs problems of this kind on the device of q; made ready at the first call for it."""
-    key = _key(problem, version, q.device)
-    return by_kind.get(key) or _prepare(key, problem, q)
+def ready_for(problem: Problem, device: torch.device, version: str = FASTEST) -> Ready:
+    """What runs problems of this kind on a device; made ready at the first call for it."""
+    key = _key(problem, version, device)
+    return by_kind.get(key) or _prepare(key, problem)
 
 
-def is_gpu(tensor: torch.Tensor) -> bool:
+def is_gpu(device: torch.device) -> bool:
     """Whether kernels are launched on it, not emulated."""
-    return tensor.is_cuda
+    return device.type == "cuda"
 
 
-def choice_for(problem: Problem, q: torch.Tensor, version: str = FASTEST) -> tuple[Version, KernelConfig]:
-    """The rung that runs a problem on the device of q, and its configuration; UnsupportedProblemError for none."""
-    return _choice(problem, version, q.device, is_gpu(q))
+def choice_for(problem: Problem, device: torch.device, version: str = FASTEST) -> tuple[Version, KernelConfig]:
+    """The rung that runs a problem on a device, and its configuration; UnsupportedProblemError for none."""
+    return _choice(problem, version, device, is_gpu(device))
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
@@ -134,38 +133,38 @@ def _has_row_stride(version: str) -> bool:
     return version != FASTEST and ROW_STRIDE in find(version.partition("@")[0]).choices
 
 
-def _prepare(key: tuple[Kind, str, torch.device, int], problem: Problem, q: torch.Tensor) -> Ready:
-    """What runs on the device of q: as tuned for it, or the rung's default. Compiles it if it must.
+def _prepare(key: tuple[Kind, str, torch.device, int], problem: Problem) -> Ready:
+    """What runs on a device: as tuned for it, or the rung's default. Compiles it if it must.
 
     With it what runs for keys of the other class of lengths: generation may come to them.
     """
     _, version, device, _ = key
-    gpu = is_gpu(q)
+    gpu = is_gpu(device)
     with _preparing:
         if key in by_kind:  # another thread has been here
             return by_kind[key]
-        if not gpu and q.device.type != "cpu":
-            raise UnsupportedProblemError(f"q is on {q.device}; kernels run on NVIDIA's GPUs, or emulated on the CPU")
+        if not gpu and device.type != "cpu":
+            raise UnsupportedProblemError(f"q is on {device}; kernels run on NVIDIA's GPUs, or emulated on the CPU")
         if gpu and torch.cuda.is_current_stream_capturing():
             raise DeviceError(
                 "the first call for tensors of a kind loads a kernel, which a CUDA graph cannot capture: "
                 f"call attention once before the capture, on such tensors: {problem.name}"
             )
-        with torch.cuda.device(q.get_device()):  # -1 on the CPU: none
-            made = {_key(each, version, device): _kernel(each, version, q) for each in of_each_length(problem)}
+        with torch.cuda.device(device if gpu else -1):
+            made = {_key(each, version, device): _kernel(each, version, device) for each in of_each_length(problem)}
         by_kind.update(made)
         return made[key]
 
 
-def _kernel(problem: Problem, version: str, q: torch.Tensor) -> Ready:
+def _kernel(problem: Problem, version: str, device: torch.device) -> Ready:
     """One of those that are kept, or a new one."""
-    gpu = is_gpu(q)
+    gpu = is_gpu(device)
     place = target.resolve("gpu" if gpu else "emulator", None)
     rung, config = choice(problem, place.card, version)
     of_any_size = replace(kind_of(problem), gqa=False, length=SHORT, classes=())
-    key = of_any_size, rung, config, q.device
+    key = of_any_size, rung, config, device
     if key not in _kernels:
-        _kernels[key] = _made(rung, config, place, problem, q.device if gpu else None)
+        _kernels[key] = _made(rung, config, place, problem, device if gpu else None)
     return _kernels[key]
 
 

@@ -37,7 +37,7 @@ def test_the_cpp_way_may_come_between_two_calls(call, trains, monkeypatch):
     q, counter = Q.clone().requires_grad_(trains), CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(call, backend=counter, fullgraph=True)
-    monkeypatch.setattr(operator, "_plain", {})
+    monkeypatch.setattr(operator, "plain", {})
     for extension, missing in ((None, fast_path.NOT_ASKED), (fast_path.made(), ""), (None, "it is being compiled")):
         monkeypatch.setattr(fast_path, "extension", extension)
         monkeypatch.setattr(fast_path, "missing", missing)

@@ -56,7 +56,8 @@ def run(ptx, config, problem, tensors):
     for buffer in tensors.buffers:
         writes, name = set(problem.outputs).issuperset(buffer.names), "/".join(buffer.names)
         base = memory.add(name, buffer.data.view(torch.uint8).numpy(), readonly=not writes, initialised=not writes)
-        addresses |= {name: base + offset for name, offset in buffer.offsets().items()}
+        begin = base - buffer.data.data_ptr()
+        addresses |= {name: begin + view.data_ptr() for name, view in buffer.views.items()}
     strides = [step for name in "qkvo" for step in getattr(tensors, name).stride()[:3]]
     params = struct.pack(
         "<5Q4i12qf",

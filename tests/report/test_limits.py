@@ -22,7 +22,7 @@ PLAIN = Problem(seqlen_q=1024, lse=False)
 def copied_to(widths, dropout, trains):
     """The columns of Q and V that `attention` hands to a kernel."""
     q, v = (torch.empty(1, 1, 1, columns, device="meta") for columns in widths)
-    if not padding.is_needed(q, v, dropout, trains):
+    if not padding.is_needed(*widths, dropout, trains):
         return widths
     q, _, v, _ = padding.padded(q, q, v, Options(), trains)
     return q.shape[-1], v.shape[-1]

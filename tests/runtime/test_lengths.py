@@ -277,7 +277,7 @@ def test_packed_sequences_are_as_long_as_the_longest(monkeypatch):
     assert all(config.packed for config in asked)
     for longest, block_n in ((LONG_FROM - 1, 64), (LONG_FROM, 128)):
         sizes = {"operation": "packed", "batch": 1, "total_q": 9999, "total_k": 9999, "seqlen_k": longest}
-        found = ready.ready_for(options.problem_of(q, q, causal=True, lse=False, **sizes), q)
+        found = ready.ready_for(options.problem_of(q, q, causal=True, lse=False, **sizes), q.device)
         assert KernelConfig.parse(found).block_n == block_n
     assert len(asked) == 2
 

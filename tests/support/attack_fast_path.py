@@ -250,7 +250,7 @@ def attack_by_threads(driver, public):
         for heads in (1, 2, 3, 5, 6) * 20:
             wide = torch.zeros(1, 64, heads, 64).bfloat16()
             attention(wide, wide, wide, version=VERSION)
-            operator._plain = dict(operator._plain)
+            operator.plain = dict(operator.plain)
             for key in list(kvcache._planned):
                 kvcache._planned.pop(key, None)
 
@@ -307,14 +307,14 @@ def survive(path):
     asked = (False, None, (-1, -1), 0.0, True, 0)
     ((kind, ready),) = (
         (kind, ready)
-        for kind, ready in operator._plain.items()
+        for kind, ready in operator.plain.items()
         if kind == (VERSION, Q.dtype, Q.device, 4, False, 64, False, False, False)
     )
     tensors = (Q, K, K, torch.empty_like(Q), new_lse(Q))
     calls = {
         "launch": (ready.plan, tensors, 0.125),
-        "straight": (operator._onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), False, 0.125, VERSION, False),
-        "remembered": (operator._onlookers, dict(kvcache._planned), caches, asked, False),
+        "straight": (operator.onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), False, 0.125, VERSION, False),
+        "remembered": (operator.onlookers, dict(kvcache._planned), caches, asked, False),
         "said": (caches, asked),
     }
     attack_counts(calls)

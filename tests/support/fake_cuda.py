@@ -200,7 +200,7 @@ def for_attention(monkeypatch, gpu_name="h100"):
 
 def forget_kernels(monkeypatch):
     """Nothing was called before."""
-    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (operator, "_plain")):
+    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (operator, "plain")):
         monkeypatch.setattr(module, name, {})
 
 

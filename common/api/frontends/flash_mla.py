@@ -75,7 +75,7 @@ def flash_mla_with_kvcache(
     cache_seqlens, causal = validate.tensor("cache_seqlens", cache_seqlens), validate.flag("causal", causal)
     gradients.refuse(q, k_cache)
     cache = caches.cache_of(q, k_cache, k_cache, block_table, None)
-    lengths = caches.lengths_of(cache_seqlens, q, cache)
+    lengths = caches.lengths_of(cache_seqlens, cache)
     _check_columns(q, k_cache, validate.whole("head_dim_v", head_dim_v))
     return mla_decode(q, k_cache, block_table, lengths, validate.scale(softmax_scale), causal)
 

@@ -139,7 +139,7 @@ def _ours(
         o = only_o(attention(q, k, v, causal=causal, **scores))
     else:
         o = without_padding(q, k, v, _padding(mask, *q.shape[:2]), causal=causal, **scores)
-    if causal and not torch.compiler.is_compiling() and ready.is_gpu(q):
+    if causal and not torch.compiler.is_compiling() and ready.is_gpu(q.device):
         _foresee_tokens(q, k, v, scores)
     return o
 
