@@ -21,10 +21,11 @@ using Owned = std::unique_ptr<PyObject, Released>;
 const DLPackExchangeAPI *exchange;  // null until the others are set
 PyTypeObject *tensor_type, *plan_type;
 PyObject *torch_c, *forward_ad;  // what torch._C and torch.autograd.forward_ad hold, by name
-PyObject *new_o, *new_lse, *empty_like;
+PyObject *new_o, *empty_like, *float32;
 long long long_from;                  // keys: as tuned.py has it
 PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name, *capturing_name;
 PyObject *level_name, *enabled_name, *wanted_name;  // of derivatives
+PyObject *new_empty_name, *with_dtype;               // and the names of its arguments
 
 bool is_viewed(PyObject *tensor, View &view) {
     DLTensor seen;
@@ -209,6 +210,13 @@ struct Plain {
     }
 };
 
+// As common/runtime/outputs.py, without a function of Python's; null with an error where torch refuses.
+PyObject *new_lse(PyObject *q, const View &view) {
+    const Owned shape(Py_BuildValue("(LLL)", view.shape[0], view.shape[2], view.shape[1]));
+    PyObject *const given[] = {q, shape.get(), float32};
+    return shape ? PyObject_VectorcallMethod(new_empty_name, given, 2, with_dtype) : nullptr;
+}
+
 // O, or O and the log-sum-exp; null, perhaps with an error, where it is left to Python. They come last in a plan: O is like
 // Q unless it is given, and the log-sum-exp is None where nobody asks for it.
 PyObject *outputs(Call &call, int num_inputs, PyObject *q, Owned o, Owned lse) {
@@ -241,7 +249,7 @@ PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors
     Call call{*plan, scale};
     std::copy_n(views, 3, call.views);
     return outputs(call, 3, q, Owned(out == Py_None ? nullptr : Py_NewRef(out)),
-                   Owned(with_lse == Py_False ? Py_NewRef(Py_None) : PyObject_CallOneArg(new_lse, q)));
+                   Owned(with_lse == Py_False ? Py_NewRef(Py_None) : new_lse(q, views[0])));
 }
 
 // straight(onlookers, ready, q, k, v, out, causal, softmax_scale, version, lse) -> O, (O, the log-sum-exp), or None: not
@@ -344,13 +352,13 @@ PyObject *py_said(PyObject *, PyObject *const *given, Py_ssize_t count) {
     return said.read(given[0], given[1]) ? said.bytes() : left(Py_None);
 }
 
-// set_up(torch.Tensor's exchange, torch.Tensor, plan.Plan, torch._C, what forward_ad holds, torch.empty_like, new_o, new_lse,
+// set_up(torch.Tensor's exchange, torch.Tensor, plan.Plan, torch._C, what forward_ad holds, torch.empty_like, new_o, torch.float32,
 // long_from): what it needs of torch and of fast_path.py
 PyObject *set_up(PyObject *, PyObject *given) {
-    PyObject *capsule, *tensor, *plan, *module, *of_forward_ad, *functions[3];
+    PyObject *capsule, *tensor, *plan, *module, *of_forward_ad, *of_outputs[3];
     long long keys;
     if (!PyArg_ParseTuple(given, "OO!O!O!O!OOOL", &capsule, &PyType_Type, &tensor, &PyType_Type, &plan, &PyModule_Type,
-                          &module, &PyDict_Type, &of_forward_ad, functions, functions + 1, functions + 2, &keys))
+                          &module, &PyDict_Type, &of_forward_ad, of_outputs, of_outputs + 1, of_outputs + 2, &keys))
         return nullptr;
     const auto *api = static_cast<const DLPackExchangeAPI *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
     if (!api) return nullptr;
@@ -360,16 +368,16 @@ PyObject *set_up(PyObject *, PyObject *given) {
     Py_INCREF(given);  // which keeps all of them, for good: calls may be under way
     tensor_type = reinterpret_cast<PyTypeObject *>(tensor), plan_type = reinterpret_cast<PyTypeObject *>(plan);
     torch_c = PyModule_GetDict(module), forward_ad = of_forward_ad;
-    empty_like = functions[0], new_o = functions[1], new_lse = functions[2];
+    empty_like = of_outputs[0], new_o = of_outputs[1], float32 = of_outputs[2];
     long_from = keys, exchange = api;
     Py_RETURN_NONE;
 }
 
 // Whether all names are there; else with an error.
 bool has_names() {
-    for (const auto &[name, text] : {std::pair(&dtype_name, "dtype"), {&device_name, "device"}, {&plan_name, "plan"}, {&stream_name, "_cuda_getCurrentRawStream"}, {&current_device_name, "_cuda_getDevice"}, {&capturing_name, "_cuda_isCurrentStreamCapturing"}, {&level_name, "_current_level"}, {&enabled_name, "is_grad_enabled"}, {&wanted_name, "requires_grad"}})
+    for (const auto &[name, text] : {std::pair(&dtype_name, "dtype"), {&device_name, "device"}, {&plan_name, "plan"}, {&stream_name, "_cuda_getCurrentRawStream"}, {&current_device_name, "_cuda_getDevice"}, {&capturing_name, "_cuda_isCurrentStreamCapturing"}, {&level_name, "_current_level"}, {&enabled_name, "is_grad_enabled"}, {&wanted_name, "requires_grad"}, {&new_empty_name, "new_empty"}})
         if (!(*name = PyUnicode_InternFromString(text))) return false;
-    return true;
+    return with_dtype = PyTuple_Pack(1, dtype_name);
 }
 
 PyMethodDef methods[] = {{"launch", reinterpret_cast<PyCFunction>(py_launch), METH_FASTCALL, nullptr},

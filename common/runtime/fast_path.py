@@ -20,7 +20,7 @@ from flashladder.common.catalog import ladder_of
 from flashladder.common.compiler import library
 from flashladder.common.errors import FlashLadderError, ToolchainError
 from flashladder.common.own import FIRST
-from flashladder.common.runtime.outputs import new_lse, new_o
+from flashladder.common.runtime.outputs import new_o
 from flashladder.common.runtime.plan import Plan
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -87,7 +87,7 @@ def loaded(path: Path) -> ModuleType:
     loader = ExtensionFileLoader("fast_path", str(path))
     module = module_from_spec(ModuleSpec(loader.name, loader, origin=loader.path))
     loader.exec_module(module)
-    types, functions = (torch.Tensor, Plan), (torch.empty_like, new_o, new_lse)
+    types, of_outputs = (torch.Tensor, Plan), (torch.empty_like, new_o, torch.float32)
     long_from = ladder_of(FIRST).long_from
-    module.set_up(getattr(torch.Tensor, EXCHANGE), *types, torch._C, vars(forward_ad), *functions, long_from)
+    module.set_up(getattr(torch.Tensor, EXCHANGE), *types, torch._C, vars(forward_ad), *of_outputs, long_from)
     return module
