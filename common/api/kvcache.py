@@ -121,6 +121,19 @@ def flash_attn_with_kvcache(
         window_size = validate.pair("window_size", window_size, -1)
     is_causal, window = validate.mask(causal, window_size, cache.room)
     left, right = validate.window(window, is_causal)
+    rotary: Rotary | None = None
+    if rotary_cos is not None or rotary_sin is not None:
+        rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
+    new: dict[str, Any] = {}
+    in_kernel = False
+    if k is not None or v is not None:
+        if cache_seqlens is None:
+            raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
+        k, v = validate.contiguous_rows(*caches.new_keys(k, v, q, cache, lengths))
+        in_kernel = not fp8 and q.numel() > 0 and k.numel() > 0
+        new = _written(k, v, rotary) if in_kernel else {}
+    elif rotary:
+        raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
     step = Step(
         q,
         *cache,
@@ -133,18 +146,10 @@ def flash_attn_with_kvcache(
         window_right=right,
         softcap=validate.softcap(softcap),
         num_splits=splits,
+        **new,
     )
-    rotary = None
-    if rotary_cos is not None or rotary_sin is not None:
-        rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
-    if k is not None or v is not None:
-        if cache_seqlens is None:
-            raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
-        k, v = validate.contiguous_rows(*caches.new_keys(k, v, q, cache, lengths))
-        in_kernel = not fp8 and q.numel() and k.numel()
-        step = step.appending(k, v, rotary) if in_kernel else _appended(step, k, v, rotary)
-    elif rotary:
-        raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
+    if k is not None and v is not None and not in_kernel:
+        step = _appended(step, k, v, rotary)
     validated = causal, scale, window_size, step.softcap, rotary_interleaved, splits
     if cpp:
         tensors = tuple(step.tensors.values())
@@ -160,7 +165,7 @@ def flash_attn_with_kvcache(
     return (o, lse) if return_softmax_lse else o
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: to make one that is takes 3 us more of each call
 class Step(Flat):
     """A call, as kernels take it: numbers are (batch), int32, slopes (batch, heads); 8-bit floats have scales, (batch,
     heads_k). New keys are written first, and cache_seqlens does not count them."""
@@ -238,13 +243,14 @@ class Step(Flat):
             options=tuple(options.items()),
         )
 
-    def appending(self, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | None) -> Step:
-        """The same that writes new keys."""
-        tables: dict[str, Any] = {} if rotary is None else rotary._asdict()
-        return dataclasses.replace(self, k=k, v=v, **{f"rotary_{name}": value for name, value in tables.items()})
-
 
 _Outputs = tuple[torch.Tensor, torch.Tensor]
+
+
+def _written(k: torch.Tensor, v: torch.Tensor, rotary: Rotary | None) -> dict[str, Any]:
+    """What a step has that writes new keys, by name."""
+    tables = {} if rotary is None else {f"rotary_{name}": value for name, value in rotary._asdict().items()}
+    return {"k": k, "v": v, **tables}
 
 
 def _has_kernel(step: Step) -> bool:
