@@ -262,7 +262,7 @@ def _has_kernel(step: Step) -> bool:
 
 def _attend(step: Step) -> _Outputs:
     """O and the log-sum-exp."""
-    o, lse = (decode if step.k is None else append_and_decode)(*vars(step).values())
+    o, lse = (decode if step.k is None else append_and_decode)(*step.flat())
     return o, lse
 
 

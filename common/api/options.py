@@ -42,7 +42,7 @@ class Flat:
 
     def flat(self) -> tuple[Any, ...]:
         """The values of all fields, of which the class makes the same again."""
-        return tuple(vars(self).values())
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def of_caches(problem: Problem, tensors: Tensors) -> Calls:
     table = torch.arange(len(k_pages), dtype=torch.int32, device=q.device).view(batch, -1)
     call = partial(flash_attn_with_kvcache, q, cache_seqlens=lengths)
     in_one_piece, paged = {"k_cache": k, "v_cache": v}, {"k_cache": k_pages, "v_cache": v_pages, "block_table": table}
-    new = {"k": k[:, :1].contiguous(), "v": v[:, :1].contiguous()}
+    new = {"k": k[:, :1].clone(), "v": v[:, :1].clone()}  # a cache is not its own new keys
     scales = torch.ones((batch, k.shape[2]), device=q.device)
     in_8_bits = {name: cache.to(FP8) for name, cache in in_one_piece.items()}
     ways: dict[str, dict[str, Any]] = {

@@ -2,7 +2,6 @@
 
 import math
 
-import fake_cuda
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -16,6 +15,7 @@ from flashladder.common.problem.check import expect
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
+from flashladder.tests.support import fake_cuda
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = {"seqlen_q": 20, "seqlen_k": 36, "num_heads": 2, "num_heads_k": 1, "head_dim": 64}

@@ -2,7 +2,6 @@
 
 import math
 
-import fake_cuda
 import pytest
 import torch
 
@@ -17,6 +16,7 @@ from flashladder import (
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8
 from flashladder.common.runtime import fast_path
+from flashladder.tests.support import fake_cuda
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BATCH, ROWS, KEYS, HEADS, HEADS_K, COLUMNS = 2, 5, 7, 4, 2, 64

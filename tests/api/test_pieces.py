@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import fake_cuda
 import pytest
 import torch
 
@@ -13,6 +12,7 @@ from flashladder.common.problem.inputs import allocate
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import fast_path, launch
 from flashladder.common.runtime.launch import GridError
+from flashladder.tests.support import fake_cuda
 
 MANY = 70_000
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
