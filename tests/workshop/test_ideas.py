@@ -240,7 +240,7 @@ def checkout(tmp_path, monkeypatch):
     """A git checkout of rungs 01 and 02, whose header online.cuh is not as it was committed."""
     root = tmp_path / "checkout"
     for rung in map(find, ("01", "02")):
-        shutil.copytree(rung.directory, root / "versions" / rung.directory.name)
+        shutil.copytree(rung.directory, root / "versions" / "forward" / rung.directory.name)
     shutil.copytree(CUDA_HEADERS, root / "common" / "cuda")
     for command in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "a")):
         subprocess.run(["git", "-C", str(root), *command], check=True)
