@@ -6,7 +6,7 @@ What the host can see without waiting for a GPU is refused here. What it cannot 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,7 +34,7 @@ class Cache(NamedTuple):
     @property
     def batch(self) -> int:
         """Of sequences."""
-        return len(self.k if self.table is None else self.table)
+        return (self.k if self.table is None else self.table).shape[0]
 
     @property
     def room(self) -> int:
@@ -59,7 +59,7 @@ def cache_of(
         raise validate.misshapen("q", q, validate.BATCH)
     layout = _WHOLE if block_table is None else _PAGES
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.dim() != 4 or cache.shape != k_cache.shape:
+        if cache.dim() != 4 or validate.differ(cache.shape, k_cache.shape):
             raise UnsupportedProblemError(f"{name} has shape {tuple(cache.shape)}; both caches are {layout}")
         if (cache.dtype, cache.device) != (wanted := (dtype or q.dtype, q.device)):
             like = "q" if dtype is None else "k_cache"
@@ -70,13 +70,13 @@ def cache_of(
         if block_table is not None:
             raise UnsupportedProblemError("cache_batch_idx and block_table are given: a table says where keys lie")
         pages = numbers(
-            "cache_batch_idx", cache_batch_idx, len(q), q.device, len(k_cache) - 1, "the cache has sequences"
+            "cache_batch_idx", cache_batch_idx, q.shape[0], q.device, k_cache.shape[0] - 1, "the cache has sequences"
         )
         return Cache(k_cache, v_cache, pages[:, None])
     if block_table is not None:
         _check_table(block_table, q, k_cache)
-    elif len(k_cache) != len(q):
-        raise UnsupportedProblemError(f"k_cache is of {len(k_cache)} sequences, q of {len(q)}")
+    elif validate.surely(k_cache.shape[0] != q.shape[0]):
+        raise UnsupportedProblemError(f"k_cache is of {k_cache.shape[0]} sequences, q of {q.shape[0]}")
     return Cache(k_cache, v_cache, block_table)
 
 
@@ -94,7 +94,7 @@ def scaled(cache: Cache, k_descale: torch.Tensor | None, v_descale: torch.Tensor
         descale = validate.tensor(name, descale)
         if cache.k.dtype != FP8:
             raise UnsupportedProblemError(f"{name} is given, but k_cache is {cache.k.dtype}: scales are those of {FP8}")
-        validate.like(name, descale, lambda shape: shape in shapes, torch.float32, cache.k.device, fitting)
+        validate.like(name, descale, lambda shape: _is_among(shape, shapes), torch.float32, cache.k.device, fitting)
         if can_look_at(descale) and not ((descale > 0) & descale.isfinite()).all():
             raise UnsupportedProblemError(f"{name}={descale.tolist()}: a scale is a positive, finite number")
     of_heads = {
@@ -104,15 +104,20 @@ def scaled(cache: Cache, k_descale: torch.Tensor | None, v_descale: torch.Tensor
     return cache._replace(**of_heads)
 
 
+def _is_among(shape: torch.Size, shapes: Sequence[Sequence[int]]) -> bool:
+    return not all(validate.differ(shape, other) for other in shapes)
+
+
 def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor) -> None:
     def fits(shape: torch.Size) -> bool:
-        return len(shape) == 2 and shape[0] == len(q)
+        return len(shape) == 2 and not validate.surely(shape[0] != batch)
 
-    validate.like("block_table", block_table, fits, torch.int32, q.device, f"with q it is ({len(q)}, max_pages)")
-    if can_look_at(block_table) and not ((block_table >= -1) & (block_table < len(k_cache))).all():
+    batch, num_pages = q.shape[0], k_cache.shape[0]
+    validate.like("block_table", block_table, fits, torch.int32, q.device, f"with q it is ({batch}, max_pages)")
+    if can_look_at(block_table) and not ((block_table >= -1) & (block_table < num_pages)).all():
         raise UnsupportedProblemError(
             f"block_table has pages {int(block_table.min())} to {int(block_table.max())}; the cache has "
-            f"{len(k_cache)}, from 0, and -1 is none"
+            f"{num_pages}, from 0, and -1 is none"
         )
 
 
@@ -121,7 +126,8 @@ def numbers(name: str, value: object, batch: int, device: torch.device, most: in
 
     UnsupportedProblemError for what are none.
     """
-    found = validate.like(name, value, lambda shape: shape == (batch,), torch.int32, device, f"with q it is ({batch},)")
+    fitting = f"with q it is ({batch},)"
+    found = validate.like(name, value, lambda shape: _is_among(shape, [(batch,)]), torch.int32, device, fitting)
     if can_look_at(found) and not ((found >= 0) & (found <= most)).all():
         raise UnsupportedProblemError(f"{name}={found.tolist()}: {what} 0 to {most}")
     return found.contiguous()
@@ -137,8 +143,11 @@ def lengths_of(cache_seqlens: int | torch.Tensor | None, cache: Cache) -> torch.
     if isinstance(cache_seqlens, torch.Tensor):
         return numbers_of("cache_seqlens", cache_seqlens, cache)
     length = cache.room if cache_seqlens is None else validate.whole("cache_seqlens", cache_seqlens)
-    if not 0 <= length <= cache.room:
+    if validate.surely(length < 0) or validate.surely(length > cache.room):
         raise UnsupportedProblemError(f"cache_seqlens={length}: the cache has room for 0 to {cache.room} keys")
+    if torch.compiler.is_compiling():
+        torch._check(length >= 0)
+        torch._check(length <= cache.room)
     return torch.full((cache.batch,), length, dtype=torch.int32, device=cache.k.device)
 
 
@@ -148,10 +157,10 @@ def new_keys(
     """k and v. UnsupportedProblemError for new keys that do not go with q and the cache, or have no place there."""
     k, v = validate.tensors(k=k, v=v)
     of_heads = tuple(cache.k.shape[2:])
-    shape_of_both = (len(lengths), k.shape[1] if k.dim() == 4 else 0, *of_heads)
+    shape_of_both = (lengths.shape[0], k.shape[1] if k.dim() == 4 else 0, *of_heads)
     wanted = f"with the cache it is (batch, seqlen_new, heads_k, head_dim), {of_heads} the last two,"
     for name, new in (("k", k), ("v", v)):
-        validate.like(name, new, lambda shape: shape == shape_of_both, q.dtype, cache.k.device, wanted)
+        validate.like(name, new, lambda shape: _is_among(shape, [shape_of_both]), q.dtype, cache.k.device, wanted)
     gradients.refuse(k, v)
     if not (can_look_at(lengths) and lengths.numel()):
         return k, v
@@ -251,15 +260,18 @@ def gathered(
 ) -> tuple[torch.Tensor, ...]:
     """Copies of the keys of packed sequences, (total_k, heads_k, head_dim), out of pages.
 
-    While a CUDA graph is captured nobody knows total_k, and there is room for max_seqlen_k keys of each sequence.
+    While a CUDA graph is captured or torch compiles nobody knows total_k. There is room for max_seqlen_k keys of each
+    sequence then.
     """
     k, v = validate.tensors(k=k, v=v)
     cu_seqlens_k = sequences.validate_starts("cu_seqlens_k", cu_seqlens_k, k.device)
-    batch, longest = len(cu_seqlens_k) - 1, validate.rows("max_seqlen_k", max_seqlen_k)
+    batch, longest = cu_seqlens_k.shape[0] - 1, validate.rows("max_seqlen_k", max_seqlen_k)
     cache = cache_of(k.new_empty((batch, 1, 1, 1)), k, v, block_table, None)
-    if longest > cache.room:
+    if validate.surely(longest > cache.room):
         raise UnsupportedProblemError(f"max_seqlen_k={longest}: block_table has room for {cache.room} keys a sequence")
-    total = sequences.validate_bounds("k", cu_seqlens_k, batch * longest, longest)
+    total = batch * longest
+    if not torch.compiler.is_compiling():
+        total = sequences.validate_bounds("k", cu_seqlens_k, total, longest)
     place = torch.arange(total, dtype=torch.int32, device=k.device)
     of = torch.searchsorted(cu_seqlens_k[1:].contiguous(), place, right=True).clamp_(max=batch - 1)
     keys = (place - cu_seqlens_k[of]).clamp_(0, cache.room - 1)

@@ -105,7 +105,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse = validate.flag("return_softmax_lse", return_softmax_lse)
     rotary_interleaved = validate.flag("rotary_interleaved", rotary_interleaved)
     splits = validate.whole("num_splits", num_splits)
-    if not 0 <= splits <= MOST_SPLITS:
+    if validate.surely(splits < 0) or validate.surely(splits > MOST_SPLITS):
         raise UnsupportedProblemError(f"num_splits={splits}: must be 0, for as many as suit, or up to {MOST_SPLITS}")
     scale = validate.scale(softmax_scale)
     gradients.refuse(q, k_cache, v_cache)
@@ -130,7 +130,7 @@ def flash_attn_with_kvcache(
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
         k, v = validate.contiguous_rows(*caches.new_keys(k, v, q, cache, lengths))
-        in_kernel = not fp8 and q.numel() > 0 and k.numel() > 0
+        in_kernel = not (fp8 or validate.surely(q.numel() == 0) or validate.surely(k.numel() == 0))
         new = _written(k, v, rotary) if in_kernel else {}
     elif rotary:
         raise UnsupportedProblemError("rotary_cos is given, but no k and v: keys in the cache are turned already")
@@ -139,7 +139,7 @@ def flash_attn_with_kvcache(
         *cache,
         lengths,
         cache_leftpad,
-        None if alibi_slopes is None else validate.slopes(alibi_slopes, q.device, len(q), q.shape[2]),
+        None if alibi_slopes is None else validate.slopes(alibi_slopes, q.device, q.shape[0], q.shape[2]),
         causal=is_causal,
         softmax_scale=scale,
         window_left=left,
@@ -227,7 +227,7 @@ class Step(Flat):
             options |= {"rotary": True, "rotary_dim": 2 * pairs, "rotary_positions": positions}
             options["rotary_interleaved"] = self.rotary_interleaved
         if self.block_table is not None:
-            options |= {"paged": True, "page_size": max(1, self.k_cache.shape[1]), "num_pages": len(self.k_cache)}
+            options |= {"paged": True, "page_size": max(1, self.k_cache.shape[1]), "num_pages": self.k_cache.shape[0]}
         return problem_of(
             self.q,
             self.k_cache,

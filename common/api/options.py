@@ -98,7 +98,7 @@ class Options(Flat):
         asked["alibi"] = self.alibi_slopes is not None
         if self.cu_seqlens_q is not None:
             seqlen_q, seqlen_k = self.longest(q, k)
-            asked |= {"batch": len(self.cu_seqlens_q) - 1, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+            asked |= {"batch": self.cu_seqlens_q.shape[0] - 1, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
             asked |= {"total_q": max(1, q.shape[1]), "total_k": max(1, k.shape[1])}
         return problem_of(q, k, **asked, **others)
 

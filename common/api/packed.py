@@ -55,13 +55,12 @@ def packed_attention(
         sequences.validate_starts(name, cu_seqlens, q.device)
         for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))
     )
-    if len(cu_seqlens_q) != len(cu_seqlens_k):
-        raise UnsupportedProblemError(
-            f"cu_seqlens_q is of {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k of {len(cu_seqlens_k) - 1}"
-        )
+    count, count_k = cu_seqlens_q.shape[0] - 1, cu_seqlens_k.shape[0] - 1
+    if validate.surely(count != count_k):
+        raise UnsupportedProblemError(f"cu_seqlens_q is of {count} sequences, cu_seqlens_k of {count_k}")
     options = options_of(
         q.device,
-        len(cu_seqlens_q) - 1,
+        count,
         q.shape[1],
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,

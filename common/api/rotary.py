@@ -19,7 +19,9 @@ def rotary_of(
     alike = cos.shape
 
     def fits(shape: torch.Size) -> bool:
-        return len(shape) == 2 and shape == alike and shape[0] >= room and 0 < 2 * shape[1] <= q.shape[-1]
+        if len(shape) != 2 or validate.differ(shape, alike) or validate.surely(shape[0] < room):
+            return False
+        return bool(0 < 2 * shape[1] <= q.shape[-1])
 
     wanted = f"with q and the cache it is (positions, columns), at least {room} and up to {q.shape[-1] // 2},"
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):

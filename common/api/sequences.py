@@ -16,7 +16,7 @@ _read = WeakTensorKeyDictionary()  # what was read, and which writing to the ten
 def validate_starts(name: str, cu_seqlens: object, device: torch.device) -> torch.Tensor:
     """UnsupportedProblemError for what is no cu_seqlens, as far as it shows without reading it."""
     found = validate.tensor(name, cu_seqlens)
-    if found.dim() != 1 or not len(found) or found.dtype != torch.int32:
+    if found.dim() != 1 or validate.surely(found.shape[0] == 0) or found.dtype != torch.int32:
         raise UnsupportedProblemError(
             f"{name} is {tuple(found.shape)} {found.dtype}; it should be (sequences + 1,) torch.int32"
         )

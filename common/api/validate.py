@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ def go_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise UnsupportedProblemError("head_dim=0: must be at least 1")
     wanted_k, wanted_v = (*q.shape[:-3], *k.shape[-3:-1], q.shape[-1]), (*k.shape[:-1], v.shape[-1])
     for name, x, wanted in (("k", k, wanted_k), ("v", v, wanted_v)):
-        if tuple(x.shape) != wanted:
+        if differ(x.shape, wanted):
             raise UnsupportedProblemError(
                 f"{name} is {tuple(x.shape)} {x.dtype}; with the other tensors it is {wanted} {q.dtype}"
             )
@@ -90,6 +90,25 @@ def misshapen(name: str, x: torch.Tensor, layout: str) -> UnsupportedProblemErro
 def contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Tensors as flash-attn takes them: copied where the last dimension is not contiguous."""
     return tuple(x if x.stride()[-1:] in ((1,), ()) else x.contiguous() for x in tensors)
+
+
+def surely(condition: Any) -> bool:
+    """Whether it holds, as far as is known: torch.compile and torch.export learn some sizes only when a program runs.
+
+    Operators look at those then, and refuse what is wrong.
+    """
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # takes long to import
+
+    return guard_or_false(condition)
+
+
+def differ(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes surely are not the same."""
+    if not torch.compiler.is_compiling():
+        return tuple(shape) != tuple(other)
+    return len(shape) != len(other) or any(surely(a != b) for a, b in zip(shape, other, strict=True))
 
 
 def like(
@@ -170,7 +189,7 @@ def whole(name: str, value: Any) -> int:
 def rows(name: str, value: Any) -> int:
     """A number of rows, as kernels count them: one beyond all that there can be is made that."""
     count = whole(name, value)
-    if count < 0:
+    if surely(count < 0):
         raise UnsupportedProblemError(f"{name}={count}: must be at least 0")
     return min(count, ALL_KEYS)
 
@@ -210,8 +229,10 @@ def mask(causal: bool, window_size: tuple[int, int] | torch.Tensor, seqlen_k: in
     """
     if window_size is ALL:  # as in most calls, which come often
         return causal, OPEN
-    left, right = (None if bound < 0 or bound >= seqlen_k else bound for bound in pair("window_size", window_size, -1))
-    return (True, (left, None)) if causal or right == 0 else (False, (left, right))
+    bounds = pair("window_size", window_size, -1)
+    left, right = (None if surely(bound < 0) or surely(bound >= seqlen_k) else bound for bound in bounds)
+    is_causal = causal or (right is not None and surely(right == 0))
+    return (True, (left, None)) if is_causal else (False, (left, right))
 
 
 def slopes(alibi_slopes: object, device: torch.device, batch: int, heads: int) -> torch.Tensor:
@@ -221,7 +242,7 @@ def slopes(alibi_slopes: object, device: torch.device, batch: int, heads: int) -
     """
     found = tensor("alibi_slopes", alibi_slopes)
     shape = tuple(found.shape)
-    if shape not in ((heads,), (batch, heads)) or found.dtype != torch.float32:
+    if (differ(shape, (heads,)) and differ(shape, (batch, heads))) or found.dtype != torch.float32:
         raise UnsupportedProblemError(
             f"alibi_slopes is {shape} {found.dtype}; with q it is ({heads},) or ({batch}, {heads}) torch.float32"
         )

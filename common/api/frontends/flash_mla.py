@@ -39,7 +39,7 @@ def get_mla_metadata(
     for name, count in counts.items():
         if validate.whole(name, count) < 1:
             raise UnsupportedProblemError(f"{name}={count}: must be at least 1")
-    parts = torch.arange(len(cache_seqlens) + 1, dtype=torch.int32, device=cache_seqlens.device)
+    parts = torch.arange(cache_seqlens.shape[0] + 1, dtype=torch.int32, device=cache_seqlens.device)
     return parts.new_empty((0, 8)), parts
 
 
