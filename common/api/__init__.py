@@ -31,7 +31,8 @@ def attention(
     """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it. Differentiable.
 
     q is (batch, seqlen_q, num_heads, head_dim), k (batch, seqlen_k, num_heads_k, head_dim) and v (batch, seqlen_k,
-    num_heads_k, head_dim_v), of bf16 or fp16, with any strides whose last is 1; num_heads_k divides num_heads.
+    num_heads_k, head_dim_v), of bf16 or fp16, with any strides; num_heads_k divides num_heads. A tensor is copied
+    where its last stride is not 1, or another one or its address is no multiple of 16 bytes.
     head_dim is up to 256, and head_dim_v too. The tensors are copied, with zeros behind their columns, where one of
     both is no multiple of 8, and where head_dim_v is larger, or is smaller and a gradient or dropout is wanted; for a
     gradient up to 64, 96, 128 or 256 columns. A causal mask is aligned to the bottom right. softmax_scale defaults to
@@ -56,8 +57,8 @@ def attention(
     row that sees no key still has O = 0; its log-sum-exp is the sink. Sinks are at most 2.3e38 in magnitude, or
     infinite: of a larger one on a GPU, at which nobody looks, the log-sum-exp is infinite, and O is right.
 
-    O is written to `out` if it is given: a tensor of its shape, of any strides whose last is 1, in memory of its
-    own. A call takes longer where that interleaves with an input's.
+    O is written to `out` if it is given: a tensor of its shape, in memory of its own. Its strides are multiples of 16
+    bytes, the last is 1. A call takes longer where that interleaves with an input's.
 
     The first call for a dtype, head_dim, number of heads and mask makes a kernel ready, one with the log-sum-exp and
     one without, which all lengths share. It says so where it must compile it, which takes seconds. Kernels are launched

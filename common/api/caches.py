@@ -177,11 +177,10 @@ def new_keys(
 
 @functools.lru_cache(launch.PROBLEMS_KEPT)
 def check_layouts(
-    problem: Problem, of_cache: tuple[int, ...], q: tuple[int, ...], k_cache: tuple[int, ...], v_cache: tuple[int, ...]
+    problem: Problem, of_cache: tuple[int, ...], k_cache: tuple[int, ...], v_cache: tuple[int, ...]
 ) -> None:
     """UnsupportedProblemError where kernels do not take these strides."""
-    of_q = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    layouts = {"q": (of_q, q), "k_cache": (of_cache, k_cache), "v_cache": (of_cache, v_cache)}
+    layouts = {"k_cache": (of_cache, k_cache), "v_cache": (of_cache, v_cache)}
     tensors = {
         name: torch.empty_strided(*layout, dtype=problem.tensors[name].dtype, device="meta")
         for name, layout in layouts.items()

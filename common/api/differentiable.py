@@ -16,7 +16,6 @@ from flashladder.common.api.operator import LIBRARY, are_observed
 from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import DETERMINISTIC, Problem
-from flashladder.common.runtime.launch import ALIGNMENT
 from flashladder.common.runtime.ready import check_apart, check_out, choice_for
 
 OPERATION = "backward"
@@ -209,25 +208,23 @@ def _compute(
     wants_dq: bool,
     wants_dkv: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """dQ, dK and dV, strided as Q, K and V are. Rows and keys of no sequence have zeros.
+    """dQ, dK and dV, strided as Q, K and V are where the last of these is 1. Rows and keys of no sequence have zeros.
 
     One that is not wanted has no elements.
     """
-    outputs = {"dq": torch.empty_like(q)} if wants_dq else {}
-    outputs |= {"dk": torch.empty_like(k), "dv": torch.empty_like(v)} if wants_dkv else {}
+    outputs = {"dq": _gradient_like(q)} if wants_dq else {}
+    outputs |= {"dk": _gradient_like(k), "dv": _gradient_like(v)} if wants_dkv else {}
     problem = problem_of(q, k, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
     _require(problem, q.device)
-    tensors = {"q": q, "k": k, "v": v, "o": o, "dout": _as_kernels_read(dout), "lse": lse, "dlse": dlse}
+    tensors = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse, "dlse": dlse}
     operator.launch(problem, {**tensors, **options.tensors, **outputs}, is_blind=options.is_blind(q, k))
     return tuple(outputs.get(name, q.new_empty(0)) for name in ("dq", "dk", "dv"))
 
 
-def _as_kernels_read(dout: torch.Tensor) -> torch.Tensor:
-    """dO, copied where its strides or address are no kernel's input: o.sum() gives one with no strides at all."""
-    elements = ALIGNMENT // dout.element_size()
-    *steps, last = dout.stride()
-    is_plain = last == 1 and not any(step % elements for step in steps) and dout.data_ptr() % ALIGNMENT == 0
-    return dout if is_plain else dout.clone(memory_format=torch.contiguous_format)
+def _gradient_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Room for its gradient, strided as it is where kernels can write to that."""
+    kept = torch.preserve_format if tensor.stride(-1) == 1 else torch.contiguous_format
+    return torch.empty_like(tensor, memory_format=kept)
 
 
 def _attention_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -243,7 +240,7 @@ for _device in ("CPU", "CUDA"):
 def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> tuple[torch.Tensor, ...]:
     wants_dq, wants_dkv = more[-2:]
     wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
-    return tuple(torch.empty_like(tensor) if is_wanted else q.new_empty(0) for tensor, is_wanted in wanted)
+    return tuple(_gradient_like(tensor) if is_wanted else q.new_empty(0) for tensor, is_wanted in wanted)
 
 
 def _refuse_again(ctx: Any, *_: Any) -> _Gradients:

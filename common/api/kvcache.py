@@ -81,6 +81,9 @@ def flash_attn_with_kvcache(
     O, and with `return_softmax_lse` the log-sum-exp, (batch, heads, seqlen_q), fp32. A row that sees no key has O = 0
     and -inf.
 
+    The caches have strides that are multiples of 16 bytes, and the last is 1; others are refused. q, k and v may have
+    any strides: they are copied where need be.
+
     head_dim is 64, 96, 128 or 256. With another one, up to 256, each call copies the caches, with zeros behind their
     columns, and O and new keys are copied back; 8-bit caches are refused then.
 
@@ -115,8 +118,6 @@ def flash_attn_with_kvcache(
     lengths = caches.lengths_of(cache_seqlens, cache)
     if cache_leftpad is not None:
         cache_leftpad = caches.numbers_of("cache_leftpad", cache_leftpad, cache)
-    if q.stride(3) != 1:
-        q = q.contiguous()
     if window_size is not validate.ALL:
         window_size = validate.pair("window_size", window_size, -1)
     is_causal, window = validate.mask(causal, window_size, cache.room)
@@ -129,7 +130,7 @@ def flash_attn_with_kvcache(
     if k is not None or v is not None:
         if cache_seqlens is None:
             raise UnsupportedProblemError("k and v are given, but no cache_seqlens: how many keys are there already")
-        k, v = validate.contiguous_rows(*caches.new_keys(k, v, q, cache, lengths))
+        k, v = caches.new_keys(k, v, q, cache, lengths)
         in_kernel = not (fp8 or validate.surely(q.numel() == 0) or validate.surely(k.numel() == 0))
         new = _written(k, v, rotary) if in_kernel else {}
     elif rotary:
@@ -295,7 +296,7 @@ def _appended(step: Step, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | Non
         problem = step.problem
         ready.choice_for(problem, q.device)
         if cache.k.numel():
-            caches.check_layouts(problem, cache.k.shape, q.stride(), cache.k.stride(), cache.v.stride())
+            caches.check_layouts(problem, cache.k.shape, cache.k.stride(), cache.v.stride())
     if k.numel():
         caches.check_apart(cache, {**step.tensors, "k_new": k, "v_new": v})
     if rotary:

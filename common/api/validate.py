@@ -87,11 +87,6 @@ def misshapen(name: str, x: torch.Tensor, layout: str) -> UnsupportedProblemErro
     return UnsupportedProblemError(f"{name} has shape {tuple(x.shape)}; {instead} {layout}")
 
 
-def contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Tensors as flash-attn takes them: copied where the last dimension is not contiguous."""
-    return tuple(x if x.stride()[-1:] in ((1,), ()) else x.contiguous() for x in tensors)
-
-
 def surely(condition: Any) -> bool:
     """Whether it holds, as far as is known: torch.compile and torch.export learn some sizes only when a program runs.
 

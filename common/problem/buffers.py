@@ -41,7 +41,8 @@ class Tensor:
     """A tensor of a problem: its place, its dtype, its role, which is INPUT, UPDATED or OUTPUT.
 
     An optional one may be left out, and is not asked for: kernels get null in its place. `within` names the tensor in
-    whose buffer it lies, where it has none of its own.
+    whose buffer it lies, where it has none of its own. One that `stays` is never copied for the sake of its strides: it
+    is large.
     """
 
     view: View
@@ -49,6 +50,7 @@ class Tensor:
     role: str = INPUT
     optional: bool = False
     within: str = ""
+    stays: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -329,6 +329,16 @@ def packed_mapped(
     )
 
 
+def as_kernels_read(tensor: torch.Tensor) -> torch.Tensor:
+    """An input, copied where it has four dimensions, and its strides or its address are not as kernels take them."""
+    if tensor.dim() != DIMENSIONS:
+        return tensor
+    steps = [step if size > 1 else 0 for step, size in zip(tensor.stride(), tensor.shape, strict=True)][:3]
+    places = tensor.data_ptr(), *(step * tensor.element_size() for step in steps)
+    is_read = tensor.stride(3) == 1 and steps[1] <= MAX_ROW_STRIDE and not any(place % ALIGNMENT for place in places)
+    return tensor if is_read else tensor.new_empty(tensor.shape).copy_(tensor)
+
+
 def check(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises UnsupportedProblemError unless kernels take the tensors, and they are the problem's."""
     devices = {}

@@ -24,7 +24,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import overlap, target
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.common.runtime.launch import PROBLEMS_KEPT, check
+from flashladder.common.runtime.launch import PROBLEMS_KEPT, as_kernels_read, check
 from flashladder.common.runtime.plan import Plan
 from flashladder.common.runtime.target import Target
 
@@ -54,17 +54,20 @@ class Ready:
     def launch(self, problem: Problem, tensors: dict[str, torch.Tensor], out_is_given: bool = False) -> None:
         """Computes a problem of the kind on tensors, by their names; outputs among them, the first perhaps a caller's.
 
-        In C++ what is plainly right; else by Python, or the emulator. UnsupportedProblemError where they will not do.
+        In C++ what is plainly right; else by Python, or the emulator, from copies of inputs of other strides than
+        kernels read. UnsupportedProblemError where they will not do.
         """
         if self.call and self.plan:
             ordered = [tensors.get(name) for name in problem.tensors]
             if self.call.launch_fast(ordered, problem.softmax_scale):
                 return
         self.check(problem)
+        copied = [name for name in problem.inputs if not problem.tensors[name].stays]
+        given, tensors = tensors, tensors | {name: as_kernels_read(tensors[name]) for name in copied}
         if out_is_given:
             check_out(tensors["o"], tensors["q"], problem.head_dim_v)
             check(problem, tensors)
-            check_apart(tensors["o"], {name: tensors[name] for name in problem.inputs})
+            check_apart(tensors["o"], {name: given[name] for name in problem.inputs})
         if self.call:
             self.call.launch(problem, Tensors(tensors, problem))
         else:

@@ -274,8 +274,8 @@ def test_what_is_not_plainly_right_takes_the_slow_path(driver):
     attention(one_row, one_row, one_row)
     assert len(driver.launches) == 1, "strides mean nothing where there is one row"
     q = torch.zeros(1, 64, 4, 64, dtype=torch.bfloat16)
-    with pytest.raises(UnsupportedProblemError, match="v has strides"):
-        attention(q, q, torch.zeros(1, 64, 4, 68, dtype=torch.bfloat16)[..., :64])
+    attention(q, q, torch.zeros(1, 64, 4, 68, dtype=torch.bfloat16)[..., :64])
+    assert len(driver.launches) == 2, "copied"
 
 
 def test_compiling_is_told(driver, monkeypatch, capsys):

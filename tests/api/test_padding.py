@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flashladder import attention, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, packed_attention
+from flashladder import attention, flash_attn_func, flash_attn_with_kvcache, packed_attention
 from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.head_dims import TRAINED_HEAD_DIMS
@@ -214,21 +214,34 @@ def test_what_it_cannot_do_is_said(arguments, options, words):
         attention(*arguments, **options)
 
 
-def test_rows_with_gaps_are_copied_under_flash_attns_names():
-    """It does so too. `attention` refuses them by name."""
-    wide = [drawn(1, 20, heads, 128, seed=heads).requires_grad_() for heads in (2, 1, 1)]
-    with_gaps = [each[..., ::2] for each in wide]
+@pytest.mark.parametrize(
+    ("columns", "cut"),
+    [
+        (128, lambda x: x[..., ::2]),
+        (65, lambda x: x[..., :64]),  # rows begin at no multiple of 16 bytes
+        (72, lambda x: x[..., 1:65]),  # the address is none
+        (64, lambda x: x.transpose(1, 3).contiguous().transpose(1, 3)),
+    ],
+    ids=["every other", "65", "address", "columns last"],
+)
+def test_inputs_of_any_strides_are_copied(columns, cut):
+    """By every entry point, forward and backward. Caches are refused: a copy would cost more than the call."""
+    wide = [drawn(1, 20, heads, columns, seed=heads).requires_grad_() for heads in (2, 1, 1)]
+    with_gaps = [cut(each) for each in wide]
     whole = [each.detach().contiguous().requires_grad_() for each in with_gaps]
-    o, expected = (flash_attn_func(*inputs, causal=True) for inputs in (with_gaps, whole))
-    assert torch.equal(o, expected)
-    gradients = torch.autograd.grad(o.sum(), wide)
-    torch.testing.assert_close([each[..., ::2] for each in gradients], [*torch.autograd.grad(expected.sum(), whole)])
+    expected = attention(*whole, causal=True)
+    wanted = torch.autograd.grad(expected.sum(), whole)
+    cu_seqlens = torch.tensor([0, 20], dtype=torch.int32)
+    packing = cu_seqlens, cu_seqlens, 20, 20
+    for call in (attention, flash_attn_func, lambda *x, **o: packed_attention(*(each[0] for each in x), *packing, **o)):
+        o = call(*with_gaps, causal=True)
+        assert torch.equal(o, expected.view_as(o))
+        found = torch.autograd.grad(o.sum(), wide)
+        torch.testing.assert_close([cut(each) for each in found], [*wanted])
     with torch.no_grad():
-        cu_seqlens = torch.tensor([0, 20], dtype=torch.int32)
-        packed = (x[0] for x in with_gaps)
-        assert torch.equal(flash_attn_varlen_func(*packed, cu_seqlens, cu_seqlens, 20, 20, causal=True), expected[0])
         caches = [torch.zeros(1, 24, 1, 64, dtype=torch.bfloat16) for _ in range(2)]
         cached = flash_attn_with_kvcache(with_gaps[0], *caches, *with_gaps[1:], cache_seqlens=0, causal=True)
-    torch.testing.assert_close(cached, expected, rtol=0.01, atol=0.01)
-    with pytest.raises(UnsupportedProblemError, match=r"q has strides .* the last dimension contiguous"):
-        attention(*with_gaps)
+        torch.testing.assert_close(cached, expected, rtol=0.01, atol=0.01)
+        if with_gaps[1].stride(-1) != 1 or columns % 8:
+            with pytest.raises(UnsupportedProblemError, match=r"k_cache has strides .*; kernels need"):
+                flash_attn_with_kvcache(whole[0], *with_gaps[1:], causal=True)

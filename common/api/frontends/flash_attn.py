@@ -39,11 +39,10 @@ def flash_attn_func(
 
     With dropout no probabilities are kept: `dropout_mask` gives the mask, and return_attn_probs is refused. dropout_p
     is rounded to 1/256, and 1 / (1 - p) is that of the rounded p: with p up to 0.5 flash-attn's differs by up to 0.4 %.
-    A tensor whose last dimension is not contiguous is copied, as flash-attn does.
 
     Raises UnsupportedProblemError for that, and what `attention` refuses.
     """
-    q, k, v = validate.contiguous_rows(*validate.tensors(q=q, k=k, v=v))
+    q, k, v = validate.tensors(q=q, k=k, v=v)
     causal, return_lse = validate.flag("causal", causal), validate.flag("return_attn_probs", return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
     causal, window = validate.mask(causal, window_size, k.shape[1] if k.dim() == 4 else 0)
@@ -124,7 +123,7 @@ def flash_attn_varlen_func(
     max_pages) of int32, k and v are pages, (num_pages, page_size, heads_k, head_dim). Kernels for many rows read none,
     so the keys of all sequences are copied first, which takes memory for total_k of them.
     """
-    q, k, v = validate.contiguous_rows(*validate.tensors(q=q, k=k, v=v))
+    q, k, v = validate.tensors(q=q, k=k, v=v)
     causal, return_lse = validate.flag("causal", causal), validate.flag("return_attn_probs", return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
     if block_table is not None:

@@ -165,8 +165,8 @@ class Decode(Forward):
         rows: tuple[int, int] = (num_pages(p), p.page_size) if p.paged else (p.batch, p.seqlen_k)
         found = {
             "q": laid(p.batch, p.seqlen_q, p.num_heads, p.head_dim, dtype),
-            CACHES[0]: laid(*rows, p.num_heads_k, p.head_dim, cached, role),
-            CACHES[1]: laid(*rows, p.num_heads_k, p.head_dim_v, cached, role),
+            CACHES[0]: dataclasses.replace(laid(*rows, p.num_heads_k, p.head_dim, cached, role), stays=True),
+            CACHES[1]: dataclasses.replace(laid(*rows, p.num_heads_k, p.head_dim_v, cached, role), stays=True),
             LENGTHS: Tensor(contiguous(p.batch), torch.int32),
         }
         if p.paged:
