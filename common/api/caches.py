@@ -142,7 +142,8 @@ def lengths_of(cache_seqlens: int | torch.Tensor | None, cache: Cache) -> torch.
     """How many keys each sequence has: (batch), int32. UnsupportedProblemError for what cannot be so many."""
     if isinstance(cache_seqlens, torch.Tensor):
         return numbers_of("cache_seqlens", cache_seqlens, cache)
-    length = cache.room if cache_seqlens is None else validate.whole("cache_seqlens", cache_seqlens)
+    wanted = "a whole number, or a tensor (batch,) of torch.int32"
+    length = cache.room if cache_seqlens is None else validate.whole("cache_seqlens", cache_seqlens, wanted)
     if validate.surely(length < 0) or validate.surely(length > cache.room):
         raise UnsupportedProblemError(f"cache_seqlens={length}: the cache has room for 0 to {cache.room} keys")
     if torch.compiler.is_compiling():

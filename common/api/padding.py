@@ -13,7 +13,8 @@ import torch
 from torch.nn.functional import pad
 
 from flashladder.common.api.options import Options
-from flashladder.common.problem.head_dims import HEAD_DIM_STEP, TRAINED_HEAD_DIMS
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP, HEAD_DIMS, TRAINED_HEAD_DIMS
 
 
 def is_needed(head_dim: int, head_dim_v: int, dropout: bool, trains: bool) -> bool:
@@ -34,6 +35,8 @@ def padded(
     """
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     columns = _columns(head_dim, head_dim_v, trains)
+    if columns > HEAD_DIMS[-1]:
+        raise UnsupportedProblemError(f"q has head_dim {head_dim}, v {head_dim_v}; kernels take up to {HEAD_DIMS[-1]}")
     q, k, v = (pad(x, (0, columns - x.shape[-1])) for x in (q, k, v))
     if options.softmax_scale is None:
         options = dataclasses.replace(options, softmax_scale=head_dim**-0.5)

@@ -167,7 +167,7 @@ def probability(name: str, value: Any) -> float:
     return found
 
 
-def whole(name: str, value: Any) -> int:
+def whole(name: str, value: Any, wanted: str = "a whole number") -> int:
     """A whole number of Python, NumPy or torch as an int; UnsupportedProblemError for anything else, and for True and
     False.
     """
@@ -178,7 +178,7 @@ def whole(name: str, value: Any) -> int:
             raise TypeError
         return operator.index(value)
     except (TypeError, RuntimeError):
-        raise _refusal(name, value, "a whole number") from None
+        raise _refusal(name, value, wanted) from None
 
 
 def rows(name: str, value: Any) -> int:

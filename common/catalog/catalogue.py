@@ -7,10 +7,10 @@ of one's own lie where common/own.py finds them, and are ladders like any other.
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashladder.common import own
 from flashladder.common.catalog import loading, schema
@@ -24,7 +24,8 @@ from flashladder.common.errors import ConfigError, UnsupportedProblemError, unkn
 from flashladder.common.own import FIRST
 from flashladder.common.paths import REFERENCES, VERSIONS
 from flashladder.common.problem.config import GpuDescription, KernelConfig, Value, listing, spell
-from flashladder.common.problem.kind import Kind
+from flashladder.common.problem.head_dims import HEAD_DIMS
+from flashladder.common.problem.kind import FEATURES, Kind
 
 if TYPE_CHECKING:
     from flashladder.common.problem.problem import Problem  # it needs torch, which takes seconds
@@ -221,7 +222,22 @@ class Version(Implementation):
     def alternative(self, problem: "Asked") -> str:
         if able := nearest(self, problem):
             return f"the nearest rung that takes the problem is {able.name}"
-        return f"no rung takes the problem; {super().alternative(problem)}"
+        return f"no rung takes the problem; {self._instead(problem)}"
+
+    def _instead(self, problem: "Asked") -> str:
+        """What would work, in words: fewer columns, or one feature less; else a reference."""
+        kind, ladder = kind_of(problem), self.its_ladder()
+        narrower = (columns for columns in reversed(HEAD_DIMS) if columns < kind.head_dim)
+        nearly = {
+            f"with head_dim={columns}": replace(kind, head_dim=columns, head_dim_v=columns) for columns in narrower
+        }
+        for name in (name for name in _LACKS if name in FEATURES and getattr(kind, name)):
+            off: dict[str, Any] = {name: False}
+            nearly[f"without {name}"] = replace(kind, **off)
+        for words, asked in nearly.items():
+            if able := next((rung.name for rung in reversed(ladder) if rung.takes(asked)), None):
+                return f"{words} {able} would"
+        return super().alternative(problem)
 
 
 @dataclass(frozen=True, kw_only=True)

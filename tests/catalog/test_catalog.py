@@ -164,7 +164,12 @@ def test_a_version_yaml_that_is_no_text_is_refused(tmp_path):
             "is configured for dtype=bf16, but the problem has dtype=fp16; configured as dtype=fp16,",
         ),
         ({"head_dim": 128}, {}, "is configured for head_dim=64, but the problem has head_dim=128"),
-        ({"head_dim": 256}, {}, "takes head_dim 64, 128, not 256; no rung takes the problem"),
+        (
+            {"head_dim": 256},
+            {},
+            "takes head_dim 64, 128, not 256; no rung takes the problem; with head_dim=128 11_masked_too would",
+        ),
+        ({"softcap": 3.0}, {}, "has no softcap; no rung takes the problem; without softcap 11_masked_too would"),
         ({"causal": True}, {}, "has no causal mask; the nearest rung that takes the problem is 09_masked"),
         ({"num_heads": 4, "num_heads_k": 2}, {}, "needs as many K/V heads as Q heads, not 4 and 2"),
         ({"seqlen_q": 192}, {"block_m": 128}, "takes seqlen_q in multiples of block_m=128, not 192"),
