@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import gradients, operator, padding, pieces
+from flashladder.common.api import flops, gradients, operator, padding, pieces
 from flashladder.common.api.operator import LIBRARY, are_observed
 from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
@@ -241,6 +241,12 @@ def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mo
     wants_dq, wants_dkv = more[-2:]
     wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
     return tuple(_gradient_like(tensor) if is_wanted else q.new_empty(0) for tensor, is_wanted in wanted)
+
+
+@flops.formula("attention_backward")
+def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> int:
+    _, _, _, *options, _, _ = more
+    return 2 * operator.pairs(q, k, Options(*options)) * (3 * q.shape[3] + 2 * v.shape[3])
 
 
 def _refuse_again(ctx: Any, *_: Any) -> _Gradients:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flashladder.common.api import caches, gradients, operator, validate
+from flashladder.common.api import caches, flops, gradients, operator, validate
 from flashladder.common.api.caches import Cache
 from flashladder.common.api.options import Flat, problem_of
 from flashladder.common.api.rotary import rotary_of
@@ -263,6 +263,7 @@ def _has_kernel(step: Step) -> bool:
 
 def _attend(step: Step) -> _Outputs:
     """O and the log-sum-exp."""
+    flops.tell()
     o, lse = (decode if step.k is None else append_and_decode)(*step.flat())
     return o, lse
 
@@ -333,6 +334,15 @@ append_and_decode = torch.library.custom_op(
 @append_and_decode.register_fake
 def _(q: torch.Tensor, *_: Any) -> _Outputs:
     return new_o(q), new_lse(q)
+
+
+@flops.formula("decode", "append_and_decode")
+def _(*values: Any) -> int:
+    step = Step(*values)
+    new = 0 if step.k is None else step.k.shape[1]
+    lengths = flops.lengths(step.cache_seqlens, step.cache.room)
+    keys = sum(min(length + new, step.cache.room) for length in lengths)
+    return 2 * keys * step.q.shape[1] * step.q.shape[2] * 2 * step.q.shape[3]
 
 
 # The plans of problems that came often, by what tensors and options say: a plan, the scale, what the log-sum-exp is

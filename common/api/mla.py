@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import operator
+from flashladder.common.api import flops, operator
 from flashladder.common.api.options import problem_of
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
@@ -37,6 +37,12 @@ mla_decode = torch.library.custom_op("flashladder::mla_decode", compute, mutates
 @mla_decode.register_fake
 def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return new_o(q, HEAD_DIM_V), new_lse(q)
+
+
+@flops.formula("mla_decode")
+def _(q: torch.Tensor, k_cache: torch.Tensor, table: torch.Tensor, cache_seqlens: torch.Tensor, *_: Any) -> int:
+    keys = sum(flops.lengths(cache_seqlens, k_cache.shape[1] * table.shape[1]))
+    return 2 * keys * q.shape[1] * q.shape[2] * (HEAD_DIM + HEAD_DIM_V)
 
 
 def _problem_of(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import pieces
+from flashladder.common.api import flops, pieces
 from flashladder.common.api.options import Options
 from flashladder.common.api.validate import Window
 from flashladder.common.catalog import FASTEST, ladder_of
@@ -58,8 +58,9 @@ def is_observed() -> bool:
     """Whether torch compiles, traces, transforms or profiles, and so looks at what is called."""
     if torch.compiler.is_compiling():
         return True
-    for looks in onlookers:  # noqa: SIM110 - any() takes twice as long
+    for looks in onlookers:
         if looks():
+            flops.tell()
             return True
     return False
 
@@ -229,3 +230,23 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> tuple[
     *options, lse = values
     is_packed = Options(*options).cu_seqlens_q is not None
     return new_o(q, v.shape[3]), (new_lse(q, is_packed) if lse else no_lse(q))
+
+
+@flops.formula("attention", "attention_out")
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> int:
+    return 2 * pairs(q, k, Options()) * (q.shape[3] + v.shape[3])
+
+
+@flops.formula("attention_general")
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> int:
+    *options, _ = values
+    return 2 * pairs(q, k, Options(*options)) * (q.shape[3] + v.shape[3])
+
+
+def pairs(q: torch.Tensor, k: torch.Tensor, options: Options) -> int:
+    """How many queries of all heads meet a key of their sequence."""
+    if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
+        return q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1]
+    rows = flops.lengths(options.cu_seqlens_q.diff(), options.max_seqlen_q)
+    keys = flops.lengths(options.cu_seqlens_k.diff(), options.max_seqlen_k)
+    return q.shape[2] * sum(a * b for a, b in zip(rows, keys, strict=True))

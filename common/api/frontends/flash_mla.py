@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import caches, gradients, validate
+from flashladder.common.api import caches, flops, gradients, validate
 from flashladder.common.api.mla import HEAD_DIM, HEAD_DIM_V, mla_decode
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -77,6 +77,7 @@ def flash_mla_with_kvcache(
     cache = caches.cache_of(q, k_cache, k_cache, block_table, None)
     lengths = caches.lengths_of(cache_seqlens, cache)
     _check_columns(q, k_cache, validate.whole("head_dim_v", head_dim_v))
+    flops.tell()
     return mla_decode(q, k_cache, block_table, lengths, validate.scale(softmax_scale), causal)
 
 
