@@ -245,6 +245,9 @@ class Step(Flat):
         )
 
 
+_FIELDS = tuple(field.name for field in dataclasses.fields(Step))
+
+
 _Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -264,7 +267,7 @@ def _has_kernel(step: Step) -> bool:
 def _attend(step: Step) -> _Outputs:
     """O and the log-sum-exp."""
     flops.tell()
-    o, lse = (decode if step.k is None else append_and_decode)(*step.flat())
+    o, lse = (decode if step.k is None else append_and_decode)(*[getattr(step, name) for name in _FIELDS])
     return o, lse
 
 

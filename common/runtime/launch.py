@@ -329,8 +329,18 @@ def packed_mapped(
     )
 
 
-def as_kernels_read(tensor: torch.Tensor) -> torch.Tensor:
-    """An input, copied where it has four dimensions, and its strides or its address are not as kernels take them."""
+def as_kernels_read(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A problem's tensors, those inputs copied whose strides or addresses are not as kernels take them.
+
+    Raises UnsupportedProblemError unless kernels take them then, and they are the problem's.
+    """
+    inputs = (name for name in problem.inputs if not problem.tensors[name].stays)
+    found = {**tensors, **{name: _aligned(tensors[name]) for name in inputs}}
+    check(problem, found)
+    return found
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() != DIMENSIONS:
         return tensor
     steps = [step if size > 1 else 0 for step, size in zip(tensor.stride(), tensor.shape, strict=True)][:3]

@@ -24,7 +24,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import overlap, target
 from flashladder.common.runtime.calls import Call
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.common.runtime.launch import PROBLEMS_KEPT, as_kernels_read, check
+from flashladder.common.runtime.launch import PROBLEMS_KEPT, as_kernels_read
 from flashladder.common.runtime.plan import Plan
 from flashladder.common.runtime.target import Target
 
@@ -62,17 +62,15 @@ class Ready:
             if self.call.launch_fast(ordered, problem.softmax_scale):
                 return
         self.check(problem)
-        copied = [name for name in problem.inputs if not problem.tensors[name].stays]
-        given, tensors = tensors, tensors | {name: as_kernels_read(tensors[name]) for name in copied}
         if out_is_given:
             check_out(tensors["o"], tensors["q"], problem.head_dim_v)
-            check(problem, tensors)
-            check_apart(tensors["o"], {name: given[name] for name in problem.inputs})
+        read = as_kernels_read(problem, tensors)
+        if out_is_given:
+            check_apart(tensors["o"], {name: tensors[name] for name in problem.inputs})
         if self.call:
-            self.call.launch(problem, Tensors(tensors, problem))
+            self.call.launch(problem, Tensors(read, problem))
         else:
-            check(problem, tensors)
-            self._emulate(problem, tensors)
+            self._emulate(problem, read)
 
     def _emulate(self, problem: Problem, tensors: dict[str, torch.Tensor]) -> None:
         """On copies of the tensors, in memory whose bounds the emulator knows."""
