@@ -200,7 +200,7 @@ Q = drawn(1, 9, 4, 20)
 @pytest.mark.parametrize(
     ("arguments", "options", "words"),
     [
-        ((Q, Q[..., :12], Q), {}, r"k is \(1, 9, 4, 12\), .* take one head_dim"),
+        ((Q, Q[..., :12], Q), {}, r"k is \(1, 9, 4, 12\) .* with the other tensors it is \(1, 9, 4, 20\)"),
         ((Q, Q, Q), {"sinks": 1.0}, "sinks=1.0 is of type float; it should be a torch.Tensor"),
         ((Q, Q, Q), {"sinks": SINKS[:3]}, r"sinks is \(3,\) torch.float32; with q it is \(4,\) torch.float32"),
         ((Q, Q, Q), {"sinks": SINKS.to(torch.int32)}, r"sinks is \(4,\) torch.int32"),
