@@ -47,7 +47,7 @@ def stock(monkeypatch):
     """Kernels that compute nothing: which problems one was made ready for. CPU tensors are taken for ones on a GPU."""
     problems = []
 
-    def prepare(kind, problem, q):
+    def prepare(kind, problem):
         problems.append(problem)
         ready.by_kind[kind] = SimpleNamespace(
             rung=catalog.find("woven_general"),
