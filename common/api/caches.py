@@ -32,14 +32,14 @@ class Cache(NamedTuple):
     v_descale: torch.Tensor | None = None
 
     @property
-    def batch(self) -> int:
-        """Of sequences."""
-        return (self.k if self.table is None else self.table).shape[0]
-
-    @property
     def room(self) -> int:
         """Of a sequence, in keys."""
         return self.k.shape[1] * (1 if self.table is None else self.table.shape[1])
+
+
+def _batch(cache: Cache) -> int:
+    """Of sequences: no property, whose value torch 2.9 does not know when it compiles."""
+    return (cache.k if cache.table is None else cache.table).shape[0]
 
 
 def cache_of(
@@ -85,7 +85,7 @@ def scaled(cache: Cache, k_descale: torch.Tensor | None, v_descale: torch.Tensor
     if cache.k.dtype != FP8 and k_descale is None and v_descale is None:
         return cache
     descales = {"k_descale": k_descale, "v_descale": v_descale}
-    wanted = (cache.batch, cache.k.shape[2])
+    wanted = (_batch(cache), cache.k.shape[2])
     shapes = wanted, (1, wanted[1])
     fitting = f"with q it is {wanted} or {shapes[1]}"
     for name, descale in descales.items():
@@ -105,7 +105,10 @@ def scaled(cache: Cache, k_descale: torch.Tensor | None, v_descale: torch.Tensor
 
 
 def _is_among(shape: torch.Size, shapes: Sequence[Sequence[int]]) -> bool:
-    return not all(validate.differ(shape, other) for other in shapes)
+    for other in shapes:  # noqa: SIM110 - not every torch traces a generator here
+        if not validate.differ(shape, other):
+            return True
+    return False
 
 
 def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor) -> None:
@@ -135,7 +138,7 @@ def numbers(name: str, value: object, batch: int, device: torch.device, most: in
 
 def numbers_of(name: str, value: object, cache: Cache) -> torch.Tensor:
     """The same, each of keys of a sequence that the cache has room for."""
-    return numbers(name, value, cache.batch, cache.k.device, cache.room, "the cache has room for")
+    return numbers(name, value, _batch(cache), cache.k.device, cache.room, "the cache has room for")
 
 
 def lengths_of(cache_seqlens: int | torch.Tensor | None, cache: Cache) -> torch.Tensor:
@@ -149,7 +152,7 @@ def lengths_of(cache_seqlens: int | torch.Tensor | None, cache: Cache) -> torch.
     if torch.compiler.is_compiling():
         torch._check(length >= 0)
         torch._check(length <= cache.room)
-    return torch.full((cache.batch,), length, dtype=torch.int32, device=cache.k.device)
+    return torch.full((_batch(cache),), length, dtype=torch.int32, device=cache.k.device)
 
 
 def new_keys(

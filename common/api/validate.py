@@ -103,7 +103,12 @@ def differ(shape: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two shapes surely are not the same."""
     if not torch.compiler.is_compiling():
         return tuple(shape) != tuple(other)
-    return len(shape) != len(other) or any(surely(a != b) for a, b in zip(shape, other, strict=True))
+    if len(shape) != len(other):
+        return True
+    for a, b in zip(shape, other, strict=True):  # noqa: SIM110 - not every torch traces a generator here
+        if surely(a != b):
+            return True
+    return False
 
 
 def like(
