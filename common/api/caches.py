@@ -31,14 +31,14 @@ class Cache(NamedTuple):
     k_descale: torch.Tensor | None = None  # (batch, heads_k), fp32, and that of V: of 8-bit floats alone
     v_descale: torch.Tensor | None = None
 
-    @property
-    def room(self) -> int:
-        """Of a sequence, in keys."""
-        return self.k.shape[1] * (1 if self.table is None else self.table.shape[1])
+
+# Functions, no properties, whose values torch 2.9 does not know when it compiles.
+def room_of(cache: Cache) -> int:
+    """Of a sequence, in keys."""
+    return cache.k.shape[1] * (1 if cache.table is None else cache.table.shape[1])
 
 
 def _batch(cache: Cache) -> int:
-    """Of sequences: no property, whose value torch 2.9 does not know when it compiles."""
     return (cache.k if cache.table is None else cache.table).shape[0]
 
 
@@ -138,7 +138,7 @@ def numbers(name: str, value: object, batch: int, device: torch.device, most: in
 
 def numbers_of(name: str, value: object, cache: Cache) -> torch.Tensor:
     """The same, each of keys of a sequence that the cache has room for."""
-    return numbers(name, value, _batch(cache), cache.k.device, cache.room, "the cache has room for")
+    return numbers(name, value, _batch(cache), cache.k.device, room_of(cache), "the cache has room for")
 
 
 def lengths_of(cache_seqlens: int | torch.Tensor | None, cache: Cache) -> torch.Tensor:
@@ -146,12 +146,12 @@ def lengths_of(cache_seqlens: int | torch.Tensor | None, cache: Cache) -> torch.
     if isinstance(cache_seqlens, torch.Tensor):
         return numbers_of("cache_seqlens", cache_seqlens, cache)
     wanted = "a whole number, or a tensor (batch,) of torch.int32"
-    length = cache.room if cache_seqlens is None else validate.whole("cache_seqlens", cache_seqlens, wanted)
-    if validate.surely(length < 0) or validate.surely(length > cache.room):
-        raise UnsupportedProblemError(f"cache_seqlens={length}: the cache has room for 0 to {cache.room} keys")
+    length = room_of(cache) if cache_seqlens is None else validate.whole("cache_seqlens", cache_seqlens, wanted)
+    if validate.surely(length < 0) or validate.surely(length > room_of(cache)):
+        raise UnsupportedProblemError(f"cache_seqlens={length}: the cache has room for 0 to {room_of(cache)} keys")
     if torch.compiler.is_compiling():
         torch._check(length >= 0)
-        torch._check(length <= cache.room)
+        torch._check(length <= room_of(cache))
     return torch.full((_batch(cache),), length, dtype=torch.int32, device=cache.k.device)
 
 
@@ -168,9 +168,9 @@ def new_keys(
     gradients.refuse(k, v)
     if not (can_look_at(lengths) and lengths.numel()):
         return k, v
-    if int(lengths.max()) + k.shape[1] > cache.room:
+    if int(lengths.max()) + k.shape[1] > room_of(cache):
         raise UnsupportedProblemError(
-            f"cache_seqlens={lengths.tolist()} and {k.shape[1]} new keys: the cache has room for {cache.room} keys"
+            f"cache_seqlens={lengths.tolist()} and {k.shape[1]} new keys: the cache has room for {room_of(cache)} keys"
         )
     if not new_places(cache, lengths, k.shape[1])[1].all():
         raise UnsupportedProblemError(
@@ -234,10 +234,10 @@ def new_places(cache: Cache, lengths: torch.Tensor, new: int) -> tuple[tuple[tor
 
     If it has none they are another key's.
     """
-    keys = places(lengths, new, cache.room).flatten()
+    keys = places(lengths, new, room_of(cache)).flatten()
     sequences = torch.arange(lengths.shape[0], device=keys.device)[:, None].expand(-1, new).flatten()
-    where, is_page = pages_of(cache, sequences, keys.clamp(max=cache.room - 1))
-    return where, is_page & (keys < cache.room)
+    where, is_page = pages_of(cache, sequences, keys.clamp(max=room_of(cache) - 1))
+    return where, is_page & (keys < room_of(cache))
 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, lengths: torch.Tensor) -> None:
@@ -270,14 +270,16 @@ def gathered(
     cu_seqlens_k = sequences.validate_starts("cu_seqlens_k", cu_seqlens_k, k.device)
     batch, longest = cu_seqlens_k.shape[0] - 1, validate.rows("max_seqlen_k", max_seqlen_k)
     cache = cache_of(k.new_empty((batch, 1, 1, 1)), k, v, block_table, None)
-    if validate.surely(longest > cache.room):
-        raise UnsupportedProblemError(f"max_seqlen_k={longest}: block_table has room for {cache.room} keys a sequence")
+    if validate.surely(longest > room_of(cache)):
+        raise UnsupportedProblemError(
+            f"max_seqlen_k={longest}: block_table has room for {room_of(cache)} keys a sequence"
+        )
     total = batch * longest
     if not torch.compiler.is_compiling():
         total = sequences.validate_bounds("k", cu_seqlens_k, total, longest)
     place = torch.arange(total, dtype=torch.int32, device=k.device)
     of = torch.searchsorted(cu_seqlens_k[1:].contiguous(), place, right=True).clamp_(max=batch - 1)
-    keys = (place - cu_seqlens_k[of]).clamp_(0, cache.room - 1)
+    keys = (place - cu_seqlens_k[of]).clamp_(0, room_of(cache) - 1)
     where, is_page = pages_of(cache, of, keys)
     if can_look_at(block_table) and not is_page.all():
         raise UnsupportedProblemError("block_table is -1, which is no page, where cu_seqlens_k says that keys are")

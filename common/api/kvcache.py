@@ -120,11 +120,11 @@ def flash_attn_with_kvcache(
         cache_leftpad = caches.numbers_of("cache_leftpad", cache_leftpad, cache)
     if window_size is not validate.ALL:
         window_size = validate.pair("window_size", window_size, -1)
-    is_causal, window = validate.mask(causal, window_size, cache.room)
+    is_causal, window = validate.mask(causal, window_size, caches.room_of(cache))
     left, right = validate.window(window, is_causal)
     rotary: Rotary | None = None
     if rotary_cos is not None or rotary_sin is not None:
-        rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, cache.room)
+        rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, q, caches.room_of(cache))
     new: dict[str, Any] = {}
     in_kernel = False
     if k is not None or v is not None:
@@ -233,7 +233,7 @@ class Step(Flat):
             self.q,
             self.k_cache,
             operation="decode",
-            seqlen_k=self.cache.room,
+            seqlen_k=caches.room_of(self.cache),
             causal=self.causal,
             softmax_scale=self.softmax_scale,
             window_left=self.window_left,
@@ -305,11 +305,11 @@ def _appended(step: Step, k: torch.Tensor, v: torch.Tensor, rotary: Rotary | Non
         caches.check_apart(cache, {**step.tensors, "k_new": k, "v_new": v})
     if rotary:
         in_order = step.causal or (step.window_left, step.window_right) != validate.OPEN
-        of_rows = caches.places(lengths, q.shape[1] if in_order else 1, cache.room)
+        of_rows = caches.places(lengths, q.shape[1] if in_order else 1, caches.room_of(cache))
         q = rotary.turned(q, of_rows.expand(-1, q.shape[1]))
-        k = rotary.turned(k, caches.places(lengths, k.shape[1], cache.room))
+        k = rotary.turned(k, caches.places(lengths, k.shape[1], caches.room_of(cache)))
     caches.append(k, v, cache, lengths)
-    return dataclasses.replace(step, q=q, cache_seqlens=lengths.clamp(0, cache.room) + k.shape[1])
+    return dataclasses.replace(step, q=q, cache_seqlens=lengths.clamp(0, caches.room_of(cache)) + k.shape[1])
 
 
 def _decode(*values: Any) -> _Outputs:
@@ -343,8 +343,8 @@ def _(q: torch.Tensor, *_: Any) -> _Outputs:
 def _(*values: Any) -> int:
     step = Step(*values)
     new = 0 if step.k is None else step.k.shape[1]
-    lengths = flops.lengths(step.cache_seqlens, step.cache.room)
-    keys = sum(min(length + new, step.cache.room) for length in lengths)
+    lengths = flops.lengths(step.cache_seqlens, caches.room_of(step.cache))
+    keys = sum(min(length + new, caches.room_of(step.cache)) for length in lengths)
     return 2 * keys * step.q.shape[1] * step.q.shape[2] * 2 * step.q.shape[3]
 
 
