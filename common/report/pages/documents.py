@@ -9,7 +9,7 @@ from flashladder.common.escape import Markdown
 from flashladder.common.report import sections
 from flashladder.common.report.templating import render
 
-PAGE = "README.md"
+PAGE, MEASURED = "README.md", "measured.md"  # the second has what was measured by hand, where that is long
 STEP, TRIED = "step", "tried"  # what the ladder's run says, and what `flashladder run --against` does
 PARTS = (  # in this order
     "What the rung below wastes",
