@@ -94,9 +94,9 @@ def published(rung):
 
 
 @pytest.mark.parametrize("name", ["packed_sequences", "place_of_q"])
-def test_what_the_page_shows_is_in_the_log(name):
+def test_what_the_pages_show_is_in_the_log(name):
     rung = catalog.find(name)
-    page = (rung.directory / "README.md").read_text()
+    page = "".join(path.read_text() for path in sorted(rung.directory.glob("*.md")))
     table = [line.split("|")[1:-1] for line in page.splitlines() if re.match(r"\| d\d+[ ,]", line)]
     shown = {name.strip(): cells for name, *cells in table}
     columns = ("packed", "fa2", "fa3", "padded")
