@@ -180,16 +180,17 @@ def test_an_unknown_exercise_names_those_there_are(name):
     ],
 )
 def test_a_damaged_declaration_is_told(tmp_path, text, complaint):
-    ladder = exercises.find("02").version.root
+    ladder = exercises.find("02").version.directory.parent
+    copied = tmp_path / ladder.name
     for name in ("01_base", "02_swizzling"):
-        (tmp_path / name).mkdir()
+        (copied / name).mkdir(parents=True)
         for file in ("kernel.cu", "version.yaml"):
-            (tmp_path / name / file).write_text((ladder / name / file).read_text())
-    (tmp_path / "02_swizzling" / exercises.FILE).write_text(text)
+            (copied / name / file).write_text((ladder / name / file).read_text())
+    (copied / "02_swizzling" / exercises.FILE).write_text(text)
     with pytest.raises(ConfigError, match=complaint) as raised:
         exercises.find("02", tmp_path)
     assert exercises.FILE in str(raised.value)
-    (tmp_path / "02_swizzling" / exercises.FILE).rename(tmp_path / "01_base" / exercises.FILE)
-    (tmp_path / "01_base" / exercises.FILE).write_text("task: t\nhints: [a]\ngoal: fp32")
+    (copied / "02_swizzling" / exercises.FILE).rename(copied / "01_base" / exercises.FILE)
+    (copied / "01_base" / exercises.FILE).write_text("task: t\nhints: [a]\ngoal: fp32")
     with pytest.raises(ConfigError, match="there is none with another kernel"):
         exercises.find("01", tmp_path)
