@@ -18,7 +18,7 @@ from flashladder.tests.support.simulated_bench import Simulated, time_us
 from flashladder.tests.support.tuner_stock import PROBLEM, make_predictions, make_stock
 from flashladder.tuner import trial_log
 from flashladder.tuner.job import Job, Ranking, SearchSettings
-from flashladder.tuner.ledger import verdict_of
+from flashladder.tuner.ledger import is_gone, me, verdict_of
 from flashladder.tuner.worker import Comparison, Interrupted, Worker
 
 
@@ -60,6 +60,13 @@ class Setup:
         frame, damaged = trial_log.read(trial_log.path_of(self.job.study)).read()
         assert damaged == []
         return frame
+
+
+def test_a_process_is_known_by_when_it_started():
+    """Its id may be given to another one."""
+    assert not is_gone(me())
+    assert is_gone(f"{me()}0")
+    assert not is_gone(f"elsewhere/{me()}0"), "nothing is known of other machines"
 
 
 def test_every_kernel_of_a_small_space_is_measured_and_the_best_wins(tmp_path):
