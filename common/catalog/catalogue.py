@@ -19,7 +19,7 @@ from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.catalog.ladder import forget as forget_ladders
 from flashladder.common.catalog.ladder import kind_of, ladder_of
 from flashladder.common.catalog.naming import address_of, among, in_short, parts, qualified
-from flashladder.common.catalog.schema import Step, Supports
+from flashladder.common.catalog.schema import Drawing, Step, Supports
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, unknown
 from flashladder.common.own import FIRST
 from flashladder.common.paths import REFERENCES, VERSIONS
@@ -161,6 +161,7 @@ class Version(Implementation):
     draft: bool = False  # being worked on: its page is not written, and no published table has it
     step: Step | None = dataclasses.field(default=None, hash=False)
     milestone: str = ""  # what is new, of a rung that the README's table has
+    pictures: Mapping[str, Drawing] = dataclasses.field(default_factory=dict, hash=False)  # by the names of their files
 
     @property
     def number(self) -> str:

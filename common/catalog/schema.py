@@ -28,6 +28,7 @@ FILE = "version.yaml"
 StrictValue = StrictBool | StrictInt | StrictStr
 Fields = dict[StrictStr, StrictValue]
 ByHeadDim = dict[StrictInt, Fields]
+Drawing = StrictStr | dict[StrictStr, StrictStr]  # of common/report/pictures: its name, or ways of roles by rungs
 Mode = Literal["hot", "graph", "cold_graph", "cold", "sustained"]  # of timing: common/measure/timing.py
 
 
@@ -165,6 +166,7 @@ class RungDeclaration(Declaration):
     draft: StrictBool = False  # its page is not written yet
     step: Step | None = None
     milestone: StrictStr = ""  # of a rung that the README's table has: what is new since the one before it there
+    pictures: dict[StrictStr, Drawing] = {}  # NAME.svg of its page, and what it shows
 
 
 class ReferenceDeclaration(Declaration):

@@ -23,7 +23,7 @@ LAST = 99
 OPEN = "To be written"  # begins what the author has to fill in
 DRAFT = "draft: true"
 FOLDER = re.compile(r"^(?:b/common/cuda|b/versions/forward|b/versions|[^/]+)/")  # before a header's name in a patch
-REPLACED = ("title", "idea", "parent", "draft", "kernel", "step", "milestone")  # not taken from the parent
+REPLACED = ("title", "idea", "parent", "draft", "kernel", "step", "milestone", "pictures")  # not taken from the parent
 
 
 def make(name: str, parent: str, private: bool = False, patch: Path | None = None) -> Version:

@@ -13,7 +13,7 @@ from flashladder.common.catalog import find, finished, references
 from flashladder.common.compiler import build_one
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass import read
-from flashladder.common.errors import BuildError
+from flashladder.common.errors import BuildError, ConfigError
 from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 from flashladder.common.records import run_files
 from flashladder.common.report import sections
@@ -24,6 +24,7 @@ from flashladder.common.report.sections import Section
 from flashladder.common.studies.timeline import events
 from flashladder.tests.support import made_up_timeline
 from flashladder.tests.support.made_up_timeline import FACTS
+from flashladder.tests.support.tiny_ladder import VERSION_YAML, make_rung
 from flashladder.tools.commands import picture
 
 
@@ -93,7 +94,7 @@ def test_orders_of_the_loops():
     assert by_rows[:5] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
 
 
-@pytest.mark.parametrize("way", roles.WAYS.values(), ids=lambda way: way.title)
+@pytest.mark.parametrize("way", roles.WAYS.values(), ids=roles.WAYS)
 def test_in_the_sketch_of_roles_all_is_done_once_and_in_order(way):
     bars = roles.timeline(way)
     blocks, tiles = way.blocks * way.tiles, way.tiles
@@ -112,8 +113,8 @@ def test_in_the_sketch_of_roles_all_is_done_once_and_in_order(way):
 
 def test_in_the_sketch_of_roles_each_rung_ends_sooner_than_the_one_below():
     ends = {name: max(bar.end for bar in roles.timeline(way)) for name, way in roles.WAYS.items()}
-    assert ends["30"] < ends["29"]
-    assert ends["31, two tiles"] < ends["30, two tiles"]
+    assert ends["overlapped"] < ends["in_turn"]
+    assert ends["persistent"] < ends["cta_a_tile"]
 
 
 def test_a_machine_loop_has_a_stripe_for_each_instruction():
@@ -155,6 +156,19 @@ def test_the_path_leads_through_every_rung_and_reference():
         linked = f"({name}/README.md)" in path or f"(references/{name}/README.md)" in beside
         assert linked, f"add {implementation.name} to versions/forward/README.md"
         assert (implementation.directory / "README.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("drawing", "message"),
+    [
+        ("bank", "no drawing bank; did you mean row_major_banks or swizzled_banks"),
+        ('{"07": overlap}', "no way of roles overlap; did you mean overlapped"),
+    ],
+)
+def test_a_rung_names_drawings_that_there_are(tmp_path, drawing, message):
+    rung = make_rung(tmp_path, yaml=f"{VERSION_YAML}pictures: {{one: {drawing}}}\n")
+    with pytest.raises(ConfigError, match=f"07_tiny/version.yaml: {message}"):
+        gallery._drawn(rung, rung.pictures["one"])
 
 
 def test_an_unknown_kind_is_refused_by_name(capsys):

@@ -9,6 +9,7 @@ flashladder picture --check     changes nothing, and fails where a picture is ou
 from __future__ import annotations
 
 import argparse
+import os
 
 from flashladder.common.console import Parser, console, progress, warn
 from flashladder.common.errors import unknown
@@ -43,7 +44,7 @@ def main(arguments: argparse.Namespace) -> int:
             states[picture] = picture.is_current() if arguments.check else not picture.write()
             update(number, len(pictures))
     for picture, is_current in states.items():
-        name = picture.path.relative_to(ROOT)
+        name = os.path.relpath(picture.path, ROOT)
         if is_current is None:
             warn(f"{name} shows what another compiler made, so it was not checked")
         elif not is_current:

@@ -1,6 +1,6 @@
 """Runs the device headers on the host: their own functions say where elements lie and which thread copies what.
 
-The layouts, copiers and readers and rung 00's kernel.cu are compiled by the C++ compiler as they are; only
+The layouts, copiers and readers and the kernel.cu of the first rung are compiled by the C++ compiler as they are; only
 ptx/sm80.cuh, the instructions, is replaced, by functions that note what would have been done.
 """
 
@@ -15,9 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flashladder.common import catalog
 from flashladder.common.compiler.toolchain import find_host_compiler
 from flashladder.common.errors import BuildError
-from flashladder.common.paths import CUDA_HEADERS, VERSIONS
+from flashladder.common.paths import CUDA_HEADERS
 
 HEADERS = ("launch.cuh", "params.cuh", "tile/layout.cuh", "tile/reader.cuh", "pipeline/copy.cuh")
 ROWS, COLS, WARPS = 64, 128, 4  # of the tile that is shown, and of the CTA
@@ -141,7 +142,7 @@ def device_headers() -> DeviceHeaders:
     """Compiles and runs the headers as they are now. Raises BuildError, ToolchainError."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        shutil.copy(_minimal(), folder)
+        shutil.copy(catalog.versions()[0].kernel, folder / "kernel.cu")
         replaced = {
             "host.h": _HOST,
             "ptx/sm80.cuh": _PTX,
@@ -159,7 +160,3 @@ def device_headers() -> DeviceHeaders:
             raise BuildError(f"the device headers do not compile for the host:\n{compiled.stderr}")
         run = subprocess.run([folder / "program"], capture_output=True, text=True, check=True)
     return DeviceHeaders(json.loads(run.stdout))
-
-
-def _minimal() -> Path:
-    return VERSIONS / "forward" / "00_minimal" / "kernel.cu"

@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from flashladder.common import catalog
+from flashladder.common.catalog import loading, schema
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.compiler import BuildRequest, build
 from flashladder.common.compiler.sass import read
 from flashladder.common.compiler.sass.diff import comparable_configs
-from flashladder.common.paths import ROOT, VERSIONS
+from flashladder.common.errors import unknown
+from flashladder.common.paths import REFERENCES, ROOT, VERSIONS
 from flashladder.common.report.charts import traffic
 from flashladder.common.report.charts.theme import Chart
 from flashladder.common.report.pictures import layouts, loops, roles, timelines
@@ -22,27 +24,26 @@ from flashladder.common.studies.timeline import events
 
 Picture = Section | Chart
 ALL = ""  # the whole file
+DRAWINGS: dict[str, Callable[[DeviceHeaders], str]] = {  # as the `pictures` of a version.yaml name them
+    "accumulator": layouts.accumulator,
+    "copy_map": layouts.copy_map,
+    "ldmatrix_lanes": layouts.ldmatrix_lanes,
+    "panels": layouts.panels,
+    "quad_columns": layouts.quad_columns,
+    "row_major_banks": partial(layouts.banks, layout="RowMajor"),
+    "swizzled_banks": partial(layouts.banks, layout="Swizzled"),
+}
 
 
 def drawn_layouts() -> list[Picture]:
     """Pictures of layouts, loop orders and roles: no compiler of CUDA has a part in them."""
-    of_headers: dict[str, Callable[[DeviceHeaders], str]] = {
-        "forward/00_minimal/lanes.svg": layouts.quad_columns,
-        "forward/01_base/accumulator.svg": layouts.accumulator,
-        "forward/01_base/banks.svg": partial(layouts.banks, layout="RowMajor"),
-        "forward/02_swizzling/banks.svg": partial(layouts.banks, layout="Swizzled"),
-        "forward/08_fewer_address_ops/copies.svg": layouts.copy_map,
-        "forward/09_fewer_moves/ldmatrix.svg": layouts.ldmatrix_lanes,
-        "forward/15_d_head_tiling/panels.svg": layouts.panels,
+    drawn = {
+        rung.directory / f"{name}.svg": partial(_drawn, rung, drawing)
+        for rung in catalog.select(catalog.ladders())
+        for name, drawing in rung.pictures.items()
     }
-    others: dict[str, Callable[[], str]] = {
-        **{f"references/{name}/order.svg": partial(loops.loop_order, name) for name in ("py_fa1", "py_fa2")},
-        "forward/29_two_consumers/roles.svg": partial(roles.sketch, "29"),
-        "forward/30_softmax_under_products/roles.svg": partial(roles.sketch, "29", "30"),
-        "forward/31_persistent/roles.svg": partial(roles.sketch, "30, two tiles", "31, two tiles"),
-    }
-    drawn: dict[str, Callable[[], str]] = {path: partial(_of_headers, draw) for path, draw in of_headers.items()}
-    pictures = (Section(VERSIONS / path, ALL, draw) for path, draw in {**drawn, **others}.items())
+    orders = {VERSIONS / REFERENCES / name / "order.svg": partial(loops.loop_order, name) for name in traffic.ORDERS}
+    pictures = (Section(path, ALL, draw) for path, draw in {**drawn, **orders}.items())
     return [*pictures, traffic.chart(VERSIONS / "forward" / "traffic.svg")]
 
 
@@ -78,5 +79,11 @@ def _machine_loop(lower: catalog.Version, upper: catalog.Version) -> str:
     return loops.machine_loop(before, after, compiler())
 
 
-def _of_headers(draw: Callable[[DeviceHeaders], str]) -> str:
-    return draw(device_headers())
+def _drawn(rung: catalog.Version, drawing: schema.Drawing) -> str:
+    """What a rung names. ConfigError where there is no such drawing."""
+    with loading.named_in_errors(rung.directory / schema.FILE):
+        if isinstance(drawing, dict):
+            return roles.sketch(drawing)
+        if drawing not in DRAWINGS:
+            raise unknown("drawing", drawing, DRAWINGS)
+    return DRAWINGS[drawing](device_headers())

@@ -6,9 +6,10 @@ that something has happened, or it waits for that. Copies follow each other, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from flashladder.common.errors import unknown
 from flashladder.common.report.pictures.svg import COLOURS, MUTED, Svg
 
 PRODUCT, SOFTMAX, COPY, EPILOGUE, BEGIN = 3, 8, 2, 5, 3  # units of time
@@ -63,28 +64,30 @@ class Act:
 Acts = Iterator[Act]
 
 WAYS = {
-    "29": Way("29: one product after the other, the softmax between them", is_overlapped=False),
-    "30": Way("30: P V of the block before runs under the softmax", is_overlapped=True),
-    "30, two tiles": Way("30: a CTA a tile", is_overlapped=True, blocks=2, tiles=2),
-    "31, two tiles": Way("31: the same CTA goes on", is_overlapped=True, is_persistent=True, blocks=2, tiles=2),
+    "in_turn": Way("one product after the other, the softmax between them", is_overlapped=False),
+    "overlapped": Way("P V of the block before runs under the softmax", is_overlapped=True),
+    "cta_a_tile": Way("a CTA a tile", is_overlapped=True, blocks=2, tiles=2),
+    "persistent": Way("the same CTA goes on", is_overlapped=True, is_persistent=True, blocks=2, tiles=2),
 }
 
 
-def sketch(*names: str) -> str:
-    """The ways of some rungs, one below the other."""
+def sketch(names: Mapping[str, str]) -> str:
+    """Ways of rungs, one below the other, by the rungs' numbers. ConfigError where there is no such way."""
+    if missing := next((name for name in names.values() if name not in WAYS), None):
+        raise unknown("way of roles", missing, WAYS)
     svg = Svg("Who does what when")
     svg.heading(16, 28, "Who does what when: a sketch, nothing in it is measured")
     units = f"a product {PRODUCT}, a softmax {SOFTMAX}, a copy {COPY}, an epilogue {EPILOGUE}, a CTA's begin {BEGIN}"
     svg.text(16, 46, f"assumed units of time: {units}; the number is the consumer", 11, MUTED)
     svg.legend(58, _KINDS)
     y = 96.0
-    for name in names:
+    for number, name in names.items():
+        svg.text(16, y, f"{number}: {WAYS[name].title}", 12, bold=True)
         y = _draw(svg, WAYS[name], y)
     return str(svg)
 
 
 def _draw(svg: Svg, way: Way, y: float) -> float:
-    svg.text(16, y, way.title, 12, bold=True)
     bars = timeline(way)
     for row in (_COPIES, _CORES, *map(_name, range(way.consumers))):
         svg.text(16, y + 21, row, 11, MUTED)
