@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import flops, gradients, operator, padding, pieces
+from flashladder.common.api import documents, flops, gradients, operator, padding, pieces
 from flashladder.common.api.operator import LIBRARY, are_observed
 from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
@@ -212,6 +212,10 @@ def _compute(
 
     One that is not wanted has no elements.
     """
+    if options.documents is not None:
+        padding, options = documents.taken_out(options, q)
+        if padding is not None:
+            return _compute_packed(padding, (dout, q, k, v, o), lse, dlse, options, wants_dq, wants_dkv)
     outputs = {"dq": _gradient_like(q)} if wants_dq else {}
     outputs |= {"dk": _gradient_like(k), "dv": _gradient_like(v)} if wants_dkv else {}
     problem = problem_of(q, k, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
@@ -219,6 +223,26 @@ def _compute(
     tensors = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse, "dlse": dlse}
     operator.launch(problem, {**tensors, **options.tensors, **outputs}, is_blind=options.is_blind(q, k))
     return tuple(outputs.get(name, q.new_empty(0)) for name in ("dq", "dk", "dv"))
+
+
+def _compute_packed(
+    padding: documents.Padding,
+    tensors: tuple[torch.Tensor, ...],
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    options: Options,
+    *wanted: bool,
+) -> tuple[torch.Tensor, ...]:
+    """The same of dO, Q, K, V and O without padding. That has gradients of 0."""
+    parts = padding.rows, padding.rows, padding.keys, padding.keys, padding.rows
+    packed = [part.pack(x)[None] for part, x in zip(parts, tensors, strict=True)]
+    sums, dsums = (None if x is None else padding.rows.pack(x.mT).T.contiguous() for x in (lse, dlse))
+    assert sums is not None
+    found = _compute(*packed, sums, dsums, options, *wanted)
+    return tuple(
+        part.unpack(gradient[0], _gradient_like(x)) if gradient.numel() else gradient
+        for part, gradient, x in zip(parts[1:4], found, tensors[1:4], strict=True)
+    )
 
 
 def _gradient_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from flashladder.common.api import flops, pieces
+from flashladder.common.api import documents, flops, pieces
 from flashladder.common.api.options import Options
 from flashladder.common.api.validate import Window
 from flashladder.common.catalog import FASTEST, ladder_of
@@ -88,6 +89,8 @@ def compute(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, lse: bool, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`attend` without an operator, which torch does not see."""
+    if options.documents is not None:
+        return _compute_documents(q, k, v, options, lse)
     problem = options.forward_problem(q, k, v, lse)
     outputs = new_outputs(problem, q, out)
     tensors = {"q": q, "k": k, "v": v, **options.tensors, **outputs}
@@ -98,6 +101,19 @@ def compute(
         if watch is not None:
             watch(problem, options.cu_seqlens_q, options.cu_seqlens_k)
     return outputs["o"], outputs[LSE] if lse else no_lse(q)
+
+
+def _compute_documents(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, lse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    padding, options = documents.taken_out(options, q)
+    if padding is None:
+        return _attend_here(q, k, v, options, lse)
+    rows, keys = padding.rows, padding.keys
+    o, sums = compute(rows.pack(q)[None], keys.pack(k)[None], keys.pack(v)[None], options, lse)
+    if lse:
+        sums = rows.unpack(sums.T, new_lse(q).mT, -math.inf).mT
+    return rows.unpack(o[0], new_o(q, v.shape[3])), sums
 
 
 def launch(
@@ -177,11 +193,19 @@ def _attention(
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if cpp := in_cpp():  # as compiled models call it
-        done = cpp.straight(onlookers, plain, q, k, v, None, causal, softmax_scale, version, lse)
+    return _attend_here(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
+
+
+def _attend_here(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, lse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As compiled models call it, in C++ where that will do."""
+    if options.is_plain and (cpp := in_cpp()):
+        asked = options.causal, options.softmax_scale, options.version, lse
+        done = cpp.straight(onlookers, plain, q, k, v, None, *asked)
         if done is not None:
             return done if lse else (done, no_lse(q))
-    return compute(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
+    return compute(q, k, v, options, lse)
 
 
 def _attention_out(

@@ -49,8 +49,9 @@ class Flat:
 class Options(Flat):
     """What is asked for beside Q, K and V, as kernels take it; without a change, plain attention.
 
-    With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and the log-sum-exp (heads,
-    total_q). Slopes are (batch, heads), sinks (heads,) and fp32; both contiguous. With a dropout_p there is an
+    With documents, (batch, seqlen_k), int32, on the CPU, a row sees its own document alone, under a causal mask; 0 is
+    padding. With cu_seqlens, tensors are those of one sequence: (1, total, heads, head_dim), and the log-sum-exp is
+    (heads, total_q). Slopes are (batch, heads), sinks (heads,) and fp32; both contiguous. With a dropout_p there is an
     rng_state. `deterministic` is of the backward pass: the other one always is.
     """
 
@@ -68,12 +69,13 @@ class Options(Flat):
     dropout_p: float = 0.0
     rng_state: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    documents: torch.Tensor | None = None
     version: str = FASTEST
 
     @property
     def is_plain(self) -> bool:
         """Whether the forward pass of it is the plain operator's."""
-        has_tensors = self.cu_seqlens_q is not None or self.alibi_slopes is not None or self.sinks is not None
+        has_tensors = any(x is not None for x in (self.cu_seqlens_q, self.alibi_slopes, self.sinks, self.documents))
         is_open = self.window_left is None and self.window_right is None
         return is_open and not (has_tensors or self.softcap or self.dropout_p)
 

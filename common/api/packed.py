@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from flashladder.common.api import attention, differentiable, sequences, validate
+from flashladder.common.api.documents import Padding
 from flashladder.common.api.options import options_of
-from flashladder.common.api.validate import OPEN, PACKED, Window
+from flashladder.common.api.validate import BATCH, OPEN, PACKED, Window
 from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
 
@@ -80,62 +79,6 @@ def packed_attention(
     return (o[0], lse) if return_lse else o[0]
 
 
-class Real(NamedTuple):
-    """Which rows of a padded tensor, (batch, seqlen, ...), are no padding, and where they go when they are packed."""
-
-    places: tuple[torch.Tensor, torch.Tensor]  # the batch and the row of each
-    cu_seqlens: torch.Tensor
-    longest: int
-    is_all: bool  # nothing is padding
-
-
-class Padding(NamedTuple):
-    """What is known of a padded batch without its tensors, so that many layers can share it."""
-
-    rows: Real
-    keys: Real
-    first_keys: int | None  # where no row is padding, and all see the same keys, these from the first on: how many
-
-
-def padding_of(rows: torch.Tensor, keys: torch.Tensor) -> Padding:
-    """Of masks that are true for what is no padding: (batch, seqlen_q), and (batch, seqlen_k). Waits for the GPU once.
-
-    The masks should not be written to while the result is used.
-    """
-    rises = keys[:, 1:] & ~keys[:, :-1]
-    with torch.inference_mode(False):  # so that torch counts what is written to cu_seqlens
-        lengths_q, lengths_k, risen = torch.stack([real.sum(1) for real in (rows, keys, rises)]).tolist()
-        real_rows, real_keys = (
-            _real(real, real.sum(1), lengths) for real, lengths in ((rows, lengths_q), (keys, lengths_k))
-        )
-    alike = real_rows.is_all and len(set(lengths_k)) == 1 and not any(risen)
-    return Padding(real_rows, real_keys, (lengths_k[0] or None) if alike else None)
-
-
-def documents_of(rows: torch.Tensor, keys: torch.Tensor) -> Padding:
-    """The same where each sequence is made of documents, whose rows see no key of another one.
-
-    Both say of which document something is: whole numbers that do not fall along a sequence, 0 for padding; the rows'
-    are the last of the keys'. Waits for the GPU.
-    """
-    with torch.inference_mode(False):
-        first = torch.arange(len(keys), device=keys.device)[:, None] * (keys.max() + 1)  # of another sequence, another
-        names, counts_k = (keys + first)[keys > 0].unique_consecutive(return_counts=True)
-        own = (rows + first)[rows > 0]
-        counts_q = torch.searchsorted(own, names, right=True) - torch.searchsorted(own, names)
-        lengths_q, lengths_k = torch.stack((counts_q, counts_k)).tolist()
-        return Padding(_real(rows > 0, counts_q, lengths_q), _real(keys > 0, counts_k, lengths_k), None)
-
-
-def _real(real: torch.Tensor, counts: torch.Tensor, lengths: list[int]) -> Real:
-    """Of which rows are real, and how many of each sequence: on the device, and as numbers."""
-    total = sum(lengths)
-    batches, places = real.nonzero_static(size=total).unbind(1)  # nonzero() would wait for the GPU
-    cu_seqlens = pad(counts.cumsum(0), (1, 0)).to(torch.int32)
-    sequences.remember(cu_seqlens, [0, *accumulate(lengths)])
-    return Real((batches, places), cu_seqlens, max(lengths, default=0), total == real.numel())
-
-
 def without_padding(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, padding: Padding, **options: Any
 ) -> torch.Tensor:
@@ -146,14 +89,23 @@ def without_padding(
     rows, keys, first_keys = padding
     if first_keys is not None:
         return only_o(attention(q, k[:, :first_keys], v[:, :first_keys], **options))
-    q_packed = q.flatten(0, 1) if rows.is_all else q[rows.places]
-    packed = (q_packed, k[keys.places], v[keys.places], rows.cu_seqlens, keys.cu_seqlens, rows.longest, keys.longest)
-    o_packed = only_o(packed_attention(*packed, **options))
-    if rows.is_all:
-        return o_packed.unflatten(0, q.shape[:2])
-    o = q.new_zeros((*q.shape[:3], v.shape[3]))
-    o[rows.places] = o_packed
-    return o
+    packed = (rows.pack(q), keys.pack(k), keys.pack(v))
+    lengths = (rows.cu_seqlens, keys.cu_seqlens, rows.longest, keys.longest)
+    o = only_o(packed_attention(*packed, *lengths, **options))
+    return o.unflatten(0, q.shape[:2]) if rows.is_all else rows.unpack(o, q.new_empty((*q.shape[:3], v.shape[3])))
+
+
+def attention_in_documents(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """O of a batch under a causal mask, (batch, seqlen_q, heads, head_dim), whose rows see their own document alone.
+
+    `documents` says of which one each key is, (batch, seqlen_k), int32, on the CPU; 0 is padding, which gives 0. Nobody
+    reads it before the operator runs: torch.compile cannot. The options are `Options`'.
+    """
+    q, k, v = validate.inputs(BATCH, q, k, v)
+    asked = {"alibi_slopes": None, "deterministic": False, "version": FASTEST, **options, "documents": documents}
+    return differentiable.attend(q, k, v, options_of(q.device, q.shape[0], q.shape[2], causal=True, **asked), False)[0]
 
 
 def only_o(o: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

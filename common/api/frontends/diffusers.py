@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from flashladder.common.api import attention, validate
+from flashladder.common.api.documents import padding_of
 from flashladder.common.api.frontends.fallback import foresee, say
-from flashladder.common.api.packed import padding_of, without_padding
+from flashladder.common.api.packed import without_padding
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 
 NAME = "ladder"

@@ -9,6 +9,8 @@ None                  causal to the bottom right where the module is causal, and
                       which document a key is, 0 for padding: a query sees its own alone
 (batch, 1, 1, keys)   which keys are no padding, for all queries alike
 (..., keys, window)   the same, of five dimensions: a query sees so many to each side at most, its own among them
+the same, on the CPU  of int32, which says of which document a key is: what torch.compile traces. Nobody knows what it
+                      hides before the graph runs
 (batch)               a few queries against a static cache: how many keys, those in front, the last one sees. Only the
                       GPU reads it, so that a CUDA graph may hold the step
 anything else         not for these kernels: transformers' "sdpa" takes it
@@ -71,7 +73,7 @@ def _made(
     mask_function: Callable[..., Any] | None = None,
     attention_mask: torch.Tensor | None = None,
     allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool = False,
+    allow_is_bidirectional_skip: bool | None = None,  # as under a causal mask
     device: torch.device | str = "cpu",
     local_size: int | None = None,
     **options: Any,
@@ -89,6 +91,11 @@ def _made(
     is_step = isinstance(q_offset, torch.Tensor) and q_length <= FEW_QUERIES and mask_function is causal_mask_function
     if is_step and not kv_offset and q_length < kv_length and _is_without_padding(attention_mask):
         return _seen_of(q_offset, q_length, batch_size)
+    is_hidden = torch.compiler.is_compiling() and (padding is not None or not allow_is_causal_skip)
+    if is_hidden and allow_is_bidirectional_skip is None and isinstance(q_offset, int) and not (q_offset or kv_offset):
+        traced = _traced(mask_function, padding, (batch_size, q_length), local_size, device, **options)
+        if q_length == kv_length and traced is not None:
+            return traced
     known = (padding is None and isinstance(q_offset, int)) or not torch.compiler.is_compiling()
     known_skip = known and allow_is_causal_skip  # or else nobody asks for an offset, which waits for the GPU
     seen = int(q_offset) + q_length if known_skip else -1  # a static cache has room behind them
@@ -133,11 +140,45 @@ def _made(
         mask_function,
         attention_mask,
         allow_is_causal_skip=allow_is_causal_skip and plain,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        allow_is_bidirectional_skip=bool(allow_is_bidirectional_skip),
         device=device,
         local_size=local_size,
         **options,
     )
+
+
+def _traced(
+    function: Callable[..., Any],
+    padding: torch.Tensor | None,
+    shape: tuple[int, int],
+    local_size: int | None,
+    device: torch.device | str,
+    **options: Any,
+) -> torch.Tensor | None:
+    """Documents, on the CPU, of the causal mask of a whole sequence that torch.compile traces; None: it may be more.
+
+    torch.compile lets a function's name be seen, and no parts. Without `use_vmap`, "and_mask" is a causal mask with
+    transformers' own parts over it: packed sequences, and a window or chunks, of which its arguments tell. Then a query
+    sees the key before it, unless it begins a document.
+    """
+    from transformers.masking_utils import causal_mask_function
+
+    slides = bool(local_size) and _slides({}, local_size, **options)
+    if options.get("use_vmap") or (local_size and not slides):
+        return None
+    if function is causal_mask_function and padding is not None:
+        documents = padding
+    elif function.__name__ == "and_mask":
+        at = torch.arange(shape[1], device=device)[None]
+        batch = torch.arange(shape[0], device=device)[:, None]
+        begins = ~function(batch, torch.zeros_like(at), at, (at - 1).clamp(min=0))
+        documents = begins.cumsum(1) + 1
+        documents = (documents if padding is None else documents * padding).expand(shape)
+    else:
+        return None
+    documents = documents.to("cpu", torch.int32)
+    is_open = local_size is None or local_size >= shape[1]
+    return documents if is_open else documents[:, :, None].expand(-1, -1, local_size)
 
 
 def _seen_of(q_offset: int | torch.Tensor, q_length: int, batch_size: int) -> torch.Tensor:
@@ -258,6 +299,7 @@ def whole(
     seen = _bounds(seqlen_q, seqlen_k, seqlen_k - keys, (left, right if mask.dim() == 5 else 0), device)
     if not len(mask):
         return seen[None, None]
+    mask = mask.to(device)
     real = pad(keys_of(mask), (0, seqlen_k - keys))[:, None, None]
     own = real[..., keys - seqlen_q : keys].mT
     return seen & ((real == own) & (real > 0) if mask.dtype == torch.int32 else real)

@@ -10,16 +10,10 @@ from typing import Any
 import torch
 
 from flashladder.common.api import attention, kvcache, operator, validate
+from flashladder.common.api.documents import Padding, documents_of, padding_of
 from flashladder.common.api.frontends import masks
 from flashladder.common.api.frontends.fallback import foresee, say
-from flashladder.common.api.packed import (
-    Padding,
-    documents_of,
-    only_o,
-    packed_attention,
-    padding_of,
-    without_padding,
-)
+from flashladder.common.api.packed import attention_in_documents, only_o, packed_attention, without_padding
 from flashladder.common.errors import FlashLadderError, ToolchainError, UnsupportedProblemError
 from flashladder.common.packages import OLDEST
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
@@ -126,7 +120,8 @@ def _ours(
     if mask is not None and mask.dim() == 1:
         return _step(q, k, v, mask, scores)
     if mask is not None:
-        if len(mask) and torch.compiler.is_compiling():
+        is_traced = torch.compiler.is_compiling() and mask.dtype == torch.int32
+        if len(mask) and torch.compiler.is_compiling() and not is_traced:
             raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
         if mask.dtype not in (torch.bool, torch.int32) or (mask.dim() == 4 and mask.shape[1:3] != (1, 1)):
             raise UnsupportedProblemError("a mask that is more than causal, padding and a window: kernels take none")
@@ -137,6 +132,8 @@ def _ours(
         causal = causal and (mask.dim() < 4 or q.shape[1] == 1)  # one row sees all keys in either kernel
     if mask is None or not len(mask):
         o = only_o(attention(q, k, v, causal=causal, **scores))
+    elif is_traced:
+        o = attention_in_documents(q, k, v, masks.keys_of(mask), **scores)
     else:
         o = without_padding(q, k, v, _padding(mask, *q.shape[:2]), causal=causal, **scores)
     if causal and not torch.compiler.is_compiling() and ready.is_gpu(q.device):

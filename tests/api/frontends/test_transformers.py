@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import flashladder
 from flashladder.common.api.frontends import fallback
 from flashladder.common.api.frontends.fallback import FallbackWarning
+from flashladder.common.api.packed import attention_in_documents
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
 from flashladder.common.packages import OLDEST
 from flashladder.common.paths import ROOT
@@ -241,14 +242,57 @@ def test_a_softcap(device):
     assert near(logits(model, "ladder", ids), model, ids)
 
 
-def test_under_torch_compile_padding_runs_on_sdpa():
-    model, mask = made("Llama", num_hidden_layers=1), PADDED["left"]
-    expected = logits(model, "sdpa", IDS, attention_mask=mask)
-    model.set_attn_implementation("ladder")
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    with pytest.warns(FallbackWarning, match="a mask under torch.compile"), torch.no_grad():
-        given = compiled(IDS, attention_mask=mask).logits
-    torch.testing.assert_close(given.double(), expected, rtol=0, atol=0.01)
+def test_a_mask_that_is_traced_is_that_of_sdpa():
+    """Where it is ours; all else is left to "sdpa". Padding amid a window is refused when the graph runs."""
+    from transformers import masking_utils
+
+    config = transformers.MistralConfig
+    lengths = {"batch_size": 2, "q_length": 12, "kv_length": 12, "config": config(sliding_window=3)}
+    sequences = (torch.arange(12) >= torch.tensor([[3], [6]])).long()
+    window = masking_utils.sliding_window_causal_mask_function
+    causal, packed = masking_utils.causal_mask_function, masking_utils.packed_sequence_mask_function
+    sides, chunks = masking_utils.sliding_window_bidirectional_mask_function, masking_utils.chunked_causal_mask_function
+    cases = {
+        "causal": (lambda _: causal, {}),
+        "packed": (lambda of: masking_utils.and_masks(packed(of), causal), {"allow_is_causal_skip": False}),
+        "window": (lambda _: window(3), {"local_size": 3}),
+        "packed in a window": (
+            lambda of: masking_utils.and_masks(window(3), packed(of)),
+            {"local_size": 3, "allow_is_causal_skip": False},
+        ),
+        "wide window": (
+            lambda _: window(20),
+            {"local_size": 20, "config": config(sliding_window=20)},
+        ),
+        "- all": (lambda _: masking_utils.bidirectional_mask_function, {"allow_is_bidirectional_skip": True}),
+        "- sides": (lambda _: sides(3), {"local_size": 3, "allow_is_bidirectional_skip": False}),
+        "- chunks": (lambda of: chunks(3, of[:, 0]), {"local_size": 3, "config": transformers.LlamaConfig()}),
+        "- own": (lambda of: masking_utils.and_masks(causal, packed(of)), {"use_vmap": True}),
+        "- or": (lambda of: masking_utils.or_masks(causal, packed(of)), {"allow_is_causal_skip": False}),
+        "- cached": (lambda _: causal, {"q_length": 5, "q_offset": 7}),
+    }
+    for (case, (function, more)), padding in itertools.product(cases.items(), (None, *PADDED.values())):
+        options = {**lengths, **more, "attention_mask": None if padding is None else padding.bool()}
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def made(of, attention_mask, function=function, options=options):
+            return masks.make(**options | {"mask_function": function(of), "attention_mask": attention_mask})
+
+        torch._dynamo.reset()
+        mask = made(sequences, options["attention_mask"])
+        if case.startswith("-") or (padding is None and "packed" not in case):
+            assert mask is None or mask.dtype != torch.int32, case
+            continue
+        assert mask.dtype == torch.int32, case
+        options |= {"mask_function": function(sequences), "allow_is_causal_skip": False}
+        exact = masking_utils.sdpa_mask(**options)
+        whole = masks.whole(mask, 12, 12, True, torch.device("cpu"))
+        real = torch.ones(2, 12).bool() if padding is None else padding.bool()
+        assert torch.equal(whole.expand(2, 1, 12, 12)[:, 0][real], exact.expand(2, 1, 12, 12)[:, 0][real]), case
+    q = torch.zeros(2, 12, 1, 64, dtype=torch.bfloat16)
+    scores = {"softmax_scale": None, "softcap": 0.0, "dropout_p": 0.0, "sinks": None, "window": (2, None)}
+    with pytest.raises(UnsupportedProblemError, match=r"padding amid a sequence, in a window, under torch\.compile"):
+        attention_in_documents(q, q, q, PADDED["within"].int(), **scores)
 
 
 def test_what_nobody_but_eager_has_is_refused():

@@ -1,7 +1,6 @@
 """Training under attn_implementation="ladder": gradients of small random models, on the emulator or a GPU."""
 
 import copy
-import warnings
 
 import pytest
 import test_transformers
@@ -9,7 +8,7 @@ import torch
 from test_transformers import IDS, PADDED, logits, made
 
 import flashladder
-from flashladder.common.api.frontends.fallback import FallbackWarning
+from flashladder.common.api import operator
 from flashladder.common.problem.dropout import quantised
 
 pytestmark = pytest.mark.slow
@@ -45,16 +44,37 @@ def test_a_model_trains(mask, device):
     require_near(ours, theirs)
 
 
-def test_a_compiled_model_trains(device):
-    model, ids = made("Llama", device, num_hidden_layers=1), IDS.to(device)
-    theirs = trained_by(model, "sdpa", ids, labels=ids, use_cache=False)
+@pytest.mark.parametrize(
+    ("name", "case", "operation"),
+    [
+        ("Llama", "whole", "forward"),
+        ("Qwen3", "ones", "forward"),
+        ("Qwen3", "left", "packed"),
+        ("Llama", "within", "packed"),
+        ("Mistral", "packed", "packed"),
+    ],
+)
+def test_a_compiled_model_trains(name, case, operation, device, monkeypatch):
+    """Without a cache, in one graph, on ours: where nothing is hidden but by a causal mask, on its plain kernels."""
+    options = {"use_cache": False}
+    mask = {"ones": torch.ones_like(IDS), **PADDED}.get(case)
+    if mask is not None:
+        options["attention_mask"] = mask.to(device)
+    if case == "packed":
+        options["position_ids"] = torch.cat((torch.arange(5), torch.arange(7))).expand(2, -1).contiguous().to(device)
+    hidden = torch.zeros_like(IDS).bool() if mask is None else mask * mask.roll(1, 1) == 0
+    options["labels"] = IDS.masked_fill(hidden, -100).to(device)
+    model, ids, ran = made(name, device, num_hidden_layers=1, sliding_window=4), IDS.to(device), []
+    theirs = trained_by(model, "sdpa", ids, **options)
+    torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     model.set_attn_implementation("ladder")
     model.zero_grad()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)  # a mask under torch.compile
-        compiled(ids, labels=ids, use_cache=False).loss.backward()
+    monkeypatch.setattr(operator, "watch", lambda problem, *_: ran.append(problem))
+    compiled(ids, **options).loss.backward()
     require_near({name: parameter.grad.float() for name, parameter in model.named_parameters()}, theirs)
+    assert [problem.operation for problem in ran] == [operation]
+    assert ran[0].window_left == (3 if name == "Mistral" else None)
 
 
 def test_a_model_trains_with_attention_sinks(device):
