@@ -114,6 +114,17 @@ def test_a_picture_in_the_page_follows_its_scheme_and_tells_what_its_marks_are(t
     assert all(f"#{identity}" in svg for identity in identities)
 
 
+def test_a_ratio_left_of_the_scale_is_a_figure_at_its_edge(tmp_path):
+    made_up.ladder(tmp_path, dtypes=("bf16",))
+    summary = ladders.summary(data.Results.load(tmp_path).ladders)
+    _, axes = figures.ladder(summary).axes
+    arrows = [text for text in axes.texts if text.arrow_patch]
+    below = summary[summary["ratio"] < figures.LEAST_RATIO]
+    assert sorted(text.get_text() for text in arrows) == sorted(f"{ratio:.3f}" for ratio in below["ratio"])
+    assert len({text.xy for text in arrows}) == len(arrows) > 1, "none covers another"
+    assert all(min(line.get_xdata()) >= figures.LEAST_RATIO for line in axes.lines if len(line.get_xdata()))
+
+
 def test_a_study_as_optuna_draws_it():
     configs = [f"block_m={m},block_n={n}" for m in (64, 128) for n in (32, 64)]
     trials = pd.DataFrame({"config": configs, "ratio": [1.0, 1.1, 1.2, float("nan")]})

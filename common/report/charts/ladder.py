@@ -20,7 +20,8 @@ from flashladder.common.report.charts.theme import colour, figure, pixels, tip
 WIDTH = 860
 ROW = 26  # pixels of a rung's line
 LABELS = 260  # pixels of the rungs' names, left of a picture
-LEAST_RATIO = 0.7  # where the scale of ratios begins; rungs below are marked at its edge
+LEAST_RATIO = 0.7  # where the scale of ratios begins; at its edge an arrow and a figure stand for a rung below
+LINE = 0.45  # of a row: what is at the edge of a rung that is below in both configurations
 KINDS = {"own": "its own configuration", "fixed": "one configuration for all"}
 FIELD_LINES = {"cudnn": "--", "fa3": "-.", "triton": ":", "cute": (0, (1, 1))}  # each has a colour of its name
 PIPES = {
@@ -89,14 +90,24 @@ def _draw_ratios(axes: Axes, summary: pd.DataFrame, rungs: list[str], beside: fl
     axes.axvline(1, color=colour("official"))
     for row in summary.sort_values("kind").itertuples():
         y, paint = rungs.index(row.version), colour(row.kind)
-        if row.ratio < LEAST_RATIO:
-            tip(axes.plot(LEAST_RATIO + 0.006, y, "<", color=paint, markersize=7)[0], _words(row))
-        else:
+        if row.ratio >= LEAST_RATIO:
             axes.plot([row.ratio_low, row.ratio_high], [y, y], color=paint, linewidth=3, solid_capstyle="butt")
             tip(axes.plot(row.ratio, y, color=paint, **_marker(row.kind))[0], _words(row))
         column = {"own": 44, "fixed": 92}[row.kind]
         place: dict[str, Any] = {"xy": (1, y), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate(f"{row.ratio:.3f}", xytext=(column, 0), color=paint, ha="right", va="center", **place)
+    for version, below in summary[summary["ratio"] < LEAST_RATIO].groupby("version"):
+        for line, row in enumerate(below.sort_values("kind", ascending=False).itertuples()):
+            _point_below(axes, rungs.index(version) + LINE * (line - (len(below) - 1) / 2), row)
+
+
+def _point_below(axes: Axes, y: float, row: Any) -> None:
+    """An arrow to the left edge, with the ratio that lies beyond it."""
+    paint = colour(row.kind)
+    place: dict[str, Any] = {"xy": (0, y), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    arrow = {"arrowstyle": "-|>", "color": paint, "shrinkA": 0, "shrinkB": 0}
+    look: dict[str, Any] = {"color": paint, "fontsize": 10, "va": "center", "arrowprops": arrow}
+    tip(axes.annotate(f"{row.ratio:.3f}", xytext=(16, 0), **place, **look), _words(row))
 
 
 def _panel(drawn: Figure, left: float, width: float, height: float, above: float = 64) -> Axes:
