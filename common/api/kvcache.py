@@ -362,6 +362,7 @@ def _remember(step: Step, *options: tuple[Any, ...]) -> None:
         return
     tensors = tuple(step.tensors.values())
     for key in filter(None, (extension.said(tensors, asked) for asked in options)):
+        _planned.pop(key, None)  # what is given and what is validated are often the same
         while len(_planned) >= PROBLEMS_KEPT:
             _planned.pop(next(iter(_planned)), None)
         _planned[key] = plan, problem.softmax_scale, new_lse(step.q), call
