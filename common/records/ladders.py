@@ -18,7 +18,7 @@ from flashladder.common.errors import ConfigError
 from flashladder.common.measure import baselines
 from flashladder.common.measure.statistics import Times, geometric_mean
 from flashladder.common.problem.config import gpu_names, load_gpu
-from flashladder.common.problem.problem import COMPUTE, FIRST, operation_named
+from flashladder.common.problem.problem import COMPUTE, operation_named
 from flashladder.common.records.ladder_runs import FIELD, Ladder, Run
 from flashladder.common.records.log import Damage
 from flashladder.common.records.records import problem_of
@@ -180,7 +180,7 @@ def means(rows: pd.DataFrame, limits: Limits | None) -> dict[str, Any]:
 
 def _rates(rows: pd.DataFrame) -> tuple[pd.Series[float], str]:
     """How fast the rows of one operation were, in its unit."""
-    operations = [*filter(None, rows["operation"].dropna()), FIRST]  # older rows have none
+    operations = [*filter(None, rows["operation"].dropna()), own.FIRST]  # older rows have none
     unit = operation_named(operations[0]).unit
     if unit == COMPUTE:
         return rows["tflops"], unit

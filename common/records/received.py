@@ -23,9 +23,8 @@ from flashladder.common.catalog.winners import Winner
 from flashladder.common.errors import FlashLadderError, ResultsError
 from flashladder.common.escape import quoted
 from flashladder.common.measure import baselines
-from flashladder.common.own import FIRST
 from flashladder.common.problem.config import GpuDescription, gpu_names, load_gpu, parse_values
-from flashladder.common.problem.problem import Problem, operation_named
+from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.records.cells import Name, Pairs, PositiveFloat, Share, Size, Words, text
 from flashladder.common.records.ladder_runs import FIELD, MOST_THERMAL, runs_of
@@ -256,7 +255,4 @@ def problem_named(name: str) -> Problem:
             texts[field] = text
         else:
             options.append(pair)
-    without: dict[str, Any] = {field: None for field, text in texts.items() if text == "none"}
-    values = _PROBLEM.validate(texts | without)
-    kind = operation_named(values.get("operation", FIRST))
-    return Problem(**values, **without, options=tuple(kind.parse(",".join(options)).items()))
+    return records.problem_with(",".join(options), **_PROBLEM.validate(texts))

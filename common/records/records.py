@@ -180,8 +180,13 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem of a row; UnsupportedProblemError where it is none."""
     filled = {name: row[name] for name in PROBLEM if row.get(name) not in (None, "") and row[name] == row[name]}
     given = {name: base(PROBLEM[name])(value) for name, value in filled.items()}
-    options = operation_named(given.get("operation", FIRST)).parse(given.pop("options", ""))
-    return Problem(**given, options=tuple(options.items()))
+    return problem_with(given.pop("options", ""), **given)
+
+
+def problem_with(options: str, **fields: Any) -> Problem:
+    """The problem of these fields, with options as its operation reads them; UnsupportedProblemError for none."""
+    kind = operation_named(fields.get("operation", FIRST))
+    return Problem(**fields, options=tuple(kind.parse(options).items()))
 
 
 def bounds(window_left: float | None, window_right: float | None, softcap: float | None) -> str:

@@ -170,6 +170,8 @@ def test_a_winner_stands(tmp_path):
         ("[1705.4]", "[170.54]", "TFLOP/s is beyond the 989 of a NVIDIA H200"),
         ("1.0952 [1.0940, 1.0962]", "0.9 [0.8, 0.95]", "it is slower than the rung's default: 0.9"),
         ("seqlen_q=4096,head_dim=128", "seqlen_q=4096,head_dim=64", "it was found with .*, which is of another kind"),
+        ("seqlen_q=4096", "seqlen_q=none", "its problems cannot be read: seqlen_q='none'"),
+        ("seqlen_q=4096", "operation=none", "its problems cannot be read: operation='?none"),
         ("seqlen_q=4096", "rows=4096", "its problems cannot be read: the operation forward has no option rows"),
         ("NVIDIA H200", "NVIDIA H100", "device=NVIDIA H100, but a NVIDIA H200"),
         ("    driver: 580.159.04\n", "", "it lacks driver"),
