@@ -72,10 +72,14 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options)
     return o, lse
 
 
-def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
-    """UnsupportedProblemError where no backward rung takes what a forward pass is to have gradients of."""
+def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options, columns: int | None = None) -> None:
+    """UnsupportedProblemError where no backward rung takes what a forward pass is to have gradients of.
+
+    `columns` is the head_dim that the tensors are then padded to.
+    """
     if not torch.compiler.is_compiling() and not q.is_meta:
         problem = problem_of(q, k, options)
+        problem = problem if columns is None else dataclasses.replace(problem, head_dim=columns, head_dim_v=columns)
         pieces.require_one_launch(problem)
         _require(problem, q.device)
 

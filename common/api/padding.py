@@ -23,7 +23,7 @@ def is_needed(head_dim: int, head_dim_v: int, dropout: bool, trains: bool) -> bo
     `dropout` and `trains` say whether weights are dropped, and whether a gradient is wanted.
     """
     is_alike = head_dim_v == head_dim or not (dropout or trains)
-    return _columns(head_dim, head_dim_v, trains) != head_dim or head_dim_v % HEAD_DIM_STEP != 0 or not is_alike
+    return columns(head_dim, head_dim_v, trains) != head_dim or head_dim_v % HEAD_DIM_STEP != 0 or not is_alike
 
 
 def padded(
@@ -34,16 +34,15 @@ def padded(
     The first head_dim_v columns of its O are O.
     """
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
-    columns = _columns(head_dim, head_dim_v, trains)
-    if columns > HEAD_DIMS[-1]:
+    if (wanted := columns(head_dim, head_dim_v, trains)) > HEAD_DIMS[-1]:
         raise UnsupportedProblemError(f"q has head_dim {head_dim}, v {head_dim_v}; kernels take up to {HEAD_DIMS[-1]}")
-    q, k, v = (pad(x, (0, columns - x.shape[-1])) for x in (q, k, v))
+    q, k, v = (pad(x, (0, wanted - x.shape[-1])) for x in (q, k, v))
     if options.softmax_scale is None:
         options = dataclasses.replace(options, softmax_scale=head_dim**-0.5)
     return q, k, v, options
 
 
-def _columns(head_dim: int, head_dim_v: int, trains: bool) -> int:
-    """Of the copies; more than kernels have where no kernel has so many, which is refused later."""
+def columns(head_dim: int, head_dim_v: int, trains: bool) -> int:
+    """That copies have; more than kernels have where no kernel has so many, which is refused later."""
     least = -(-max(head_dim, head_dim_v) // HEAD_DIM_STEP) * HEAD_DIM_STEP
-    return next((columns for columns in TRAINED_HEAD_DIMS if trains and least <= columns), least)
+    return next((head_dim for head_dim in TRAINED_HEAD_DIMS if trains and least <= head_dim), least)

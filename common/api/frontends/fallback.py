@@ -7,15 +7,12 @@ import warnings
 
 import torch
 
-from flashladder.common import catalog
-from flashladder.common.api import differentiable, gradients
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.head_dims import HEAD_DIMS
 from flashladder.common.problem.problem import DTYPES
 
 _said: set[str] = set()
-_TRAINED = catalog.versions(ladder=differentiable.OPERATION)[0].supports  # the lowest one takes most
 
 
 class FallbackWarning(UserWarning):
@@ -35,10 +32,6 @@ def foresee(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
     if (head_dim := max(q.shape[3], v.shape[3])) > HEAD_DIMS[-1]:
         raise UnsupportedProblemError(f"kernels take head_dim up to {HEAD_DIMS[-1]}, not {head_dim}")
-    if gradients.wanted(q, k, v) and not _TRAINED.takes_head_dim(head_dim):
-        raise UnsupportedProblemError(
-            f"the inputs want a gradient, and backward rungs take head_dim {_TRAINED.head_dims()}, not {head_dim}"
-        )
 
 
 @torch.compiler.assume_constant_result  # under torch.compile it is said when the call is traced

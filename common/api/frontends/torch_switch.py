@@ -20,7 +20,7 @@ import torch
 from torch.library import Library
 from torch.nn.functional import pad
 
-from flashladder.common.api import attention, differentiable, gradients, operator, validate
+from flashladder.common.api import attention, differentiable, gradients, padding, validate
 from flashladder.common.api.frontends.fallback import say
 from flashladder.common.api.options import Options
 from flashladder.common.errors import DeviceError, ToolchainError, UnsupportedProblemError
@@ -114,13 +114,13 @@ def _ours(
     dropout_p = validate.probability("dropout_p", dropout_p)
     options = Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p)
     if gradients.wanted(query, key, value):  # views do not say so
-        differentiable.require_rung(q, k, options)
+        differentiable.require_rung(q, k, options, padding.columns(q.shape[3], v.shape[3], trains=True))
     output = torch.empty_like(query)  # strided as torch.compile expects it
     out = output.transpose(1, 2)
     if dropout_p:
         words = pad(drawn(q.device), (0, 1))
-        o, lse = operator.attend(q, k, v, dataclasses.replace(options, rng_state=words[:STATE_WORDS]), True)
-        out.copy_(o)
+        options = dataclasses.replace(options, rng_state=words[:STATE_WORDS])
+        _, lse = differentiable.attend(q, k, v, options, True, out)
     else:
         words = query.new_empty(STATE_WORDS + 1, dtype=torch.int32)
         _, lse = attention(q, k, v, causal=is_causal, softmax_scale=scale, return_lse=True, out=out)
@@ -147,8 +147,15 @@ def _gradients(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The backward operator's outputs, of what `_ours` gave; strided as query, key and value are."""
-    tensors = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
+    dout, q, k, v, o = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
     words = state.view(torch.int32)[:STATE_WORDS] if dropout_p else None
     options = Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, rng_state=words)
-    found = torch.ops.flashladder.attention_backward(*tensors, lse, None, *options.flat(), True, True)
-    return tuple(gradient.transpose(1, 2) for gradient in found)
+    head_dim = q.shape[3]
+    if is_padded := padding.is_needed(head_dim, v.shape[3], dropout_p > 0, trains=True):
+        q, k, v, options = padding.padded(q, k, v, options, trains=True)
+        dout, o = (pad(x, (0, q.shape[3] - head_dim)) for x in (dout, o))
+    found = torch.ops.flashladder.attention_backward(dout, q, k, v, o, lse, None, *options.flat(), True, True)
+    made = (gradient[..., :head_dim].transpose(1, 2) for gradient in found)
+    if not is_padded:
+        return tuple(made)
+    return tuple(torch.empty_like(x).copy_(gradient) for x, gradient in zip((query, key, value), made, strict=True))

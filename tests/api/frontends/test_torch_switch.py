@@ -117,7 +117,7 @@ def test_what_is_refused_runs_on_torchs_and_is_said_once(cpu, recwarn):
         ((q, q, q, 1.0), "dropout_p=1.0: must be at least 0 and less than 1"),
         ((q, q, q, 0.0, False, True), "return_debug_mask: kernels keep no probabilities"),
         ((drawn(1, 1, 16, 264),) * 3, "head_dim"),
-        ((drawn(1, 1, 16, 40).requires_grad_(),) * 3, "the inputs want a gradient, and backward/11"),
+        ((drawn(1, 1, 16, 264).requires_grad_(),) * 3, "head_dim"),
     )
     for arguments, reason in refused:
         with pytest.warns(FallbackWarning, match="torch's FlashAttention-2 runs instead of FlashLadder: ") as warned:
@@ -128,15 +128,15 @@ def test_what_is_refused_runs_on_torchs_and_is_said_once(cpu, recwarn):
     assert not recwarn.list
     operator(*refused[-1][0])[0].sum().backward()
     assert bool((refused[-1][0][0].grad == 3 * TORCHS).all()), "its gradients are torch's too"
-    with torch.no_grad():
-        assert not is_torchs(operator(*refused[-1][0]))
 
 
-@pytest.mark.parametrize("packed_by", ["head", "row"])
-@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-def test_it_trains(cpu, dropout_p, packed_by):
+@pytest.mark.parametrize(
+    ("dropout_p", "packed_by", "head_dim"),
+    [(0.0, "head", 64), (0.0, "row", 80), (0.3, "head", 72), (0.3, "row", 64)],
+)
+def test_it_trains(cpu, dropout_p, packed_by, head_dim):
     """As `attention` does, with the same mask after the same seed; gradients are strided as torch expects them."""
-    inputs = [x.clone() for x in drawn(3, 2, 2, 24, 64)]
+    inputs = [x.clone() for x in drawn(3, 2, 2, 24, head_dim)]
     if packed_by == "row":
         inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
     inputs = [x.requires_grad_() for x in inputs]
