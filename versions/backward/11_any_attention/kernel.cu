@@ -1,17 +1,16 @@
 // Rung 10 for any attention: windows, softcaps, ALiBi, packed sequences, dropout (rung 12's), and a log-sum-exp that has a
 // gradient too; and, if it is `deterministic`, with the same bits each time. What a configuration lacks of these costs
 // nothing; nor does dQ, or dK and dV, where nobody asks for it.
+#include "23_general/panels.cuh"
 #include "any_score.cuh"
 #include "bounded_key_mask.cuh"
-#include "sequence.cuh"
-
-#include "23_general/panels.cuh"
 #include "dq.cuh"
 #include "dq_fragments.cuh"
 #include "epilogue/store.cuh"
 #include "key_mask.cuh"
 #include "pair.cuh"
 #include "row_numbers.cuh"
+#include "sequence.cuh"
 #include "signed_letters.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
@@ -59,6 +58,15 @@ struct Shared {
 // letters of the next.
 constexpr bool has_mailboxes = warp_rows < block_m;
 constexpr int shared_bytes = sizeof(Shared) + has_mailboxes * STile::size * sizeof(dtype);
+
+// Rows of Q are padded to whole tiles, in which a sequence begins.
+FLASHLADDER_WORKSPACE(lse_log2, float, "num_heads * (total_q // block_m + batch) * block_m");
+FLASHLADDER_WORKSPACE(delta, float, "num_heads * (total_q // block_m + batch) * block_m");
+FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
+FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch)");
+struct CountedWorkspaces : PaddedWorkspaces {
+    unsigned *added;  // to each tile of dQ: tiles of keys
+};
 
 using Tensors = std::conditional_t<packed, PackedBackwardParams, BackwardParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;

@@ -15,22 +15,23 @@ constexpr int pass_threads = 256;
 // Lanes that share a row: one for 16 bytes, and so many that they divide a warp.
 constexpr int row_lanes = config::head_dim <= 8 * chunk ? 8 : (config::head_dim <= 16 * chunk ? 16 : 32);
 
-// lse and delta of a tile of rows of a head, and zeros for its dQ. `work` says where the rows of a sequence are.
-template <bool has_dq = true, class Work>
-__device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &workspaces) {
+// lse and delta of a tile of rows of a head, and zeros for its dQ of `dq_cols` columns. `work` says where the rows of a
+// sequence are.
+template <bool has_dq = true, int dq_cols = config::head_dim, class Work>
+__device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &workspaces, int tile = blockIdx.x) {
     constexpr int rows_per_step = pass_threads / row_lanes;
     const auto &p = work.p;
-    const int tile = blockIdx.x, head = blockIdx.y;
+    const int head = blockIdx.y;
     const int col = threadIdx.x % row_lanes * chunk;
     const long long padded = work.padded_row(head, tile);
     const config::dtype *o = work.like_q(p.o, p.o_stride, head) + col;
     const config::dtype *dout = work.like_q(p.dout, p.dout_stride, head) + col;
     const float *lse = work.like_lse(p.lse, head), *dlse = work.dlse(head);
 
-    float4 *dq = reinterpret_cast<float4 *>(workspaces.dq_sum + padded * config::head_dim);
+    float4 *dq = reinterpret_cast<float4 *>(workspaces.dq_sum + padded * dq_cols);
     if constexpr (has_dq)
 #pragma unroll
-        for (int i = threadIdx.x; i < config::block_m * config::head_dim / 4; i += pass_threads) dq[i] = {};
+        for (int i = threadIdx.x; i < config::block_m * dq_cols / 4; i += pass_threads) dq[i] = {};
 
 #pragma unroll
     for (int step = 0; step < config::block_m; step += rows_per_step) {

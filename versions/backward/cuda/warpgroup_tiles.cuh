@@ -21,7 +21,7 @@ struct DqPart {
 
     __device__ explicit DqPart(int group) : row(group * 64 % config::block_m), col(group * 64 / config::block_m * 64) {}
 };
-static_assert(config::block_m * config::head_dim == num_groups * 64 * dq_cols, "warpgroups share dQ");
+static_assert(config::block_m * ((config::head_dim + 63) / 64 * 64) == num_groups * 64 * dq_cols, "warpgroups share dQ");
 
 // A step: 64 rows of Q by the 64 keys of a warpgroup, 16 keys a warp. More rows would take more registers.
 constexpr int step_rows = 64;
@@ -76,16 +76,20 @@ __device__ inline void store_keys(T *shared, int warp_key, T *global, long long 
 
 constexpr int finish_threads = num_groups * warpgroup_threads;
 
-// The last pass: a warp's sums of dQ are scaled and rounded, and the CTA's tile is stored.
+// The last pass: a warp's sums of dQ are scaled and rounded, and the CTA's tile is stored, as far as there are rows.
 template <class T>
-__device__ inline void finish_tile(const BackwardParams &p, Accumulator<16, dq_cols> dq, T *shared) {
+__device__ inline void finish_tile(float softmax_scale, Accumulator<16, dq_cols> dq, T *shared, T *global, long long row_stride,
+                                   int end_row) {
     constexpr int rows = config::block_m / (num_groups * 4);  // that a warp stores
-    const int first_row = blockIdx.x * config::block_m;
     const DqPart part{warpgroup_index()};
-    scale(dq, p.softmax_scale);
+    scale(dq, softmax_scale);
     store_block_to_shared<QTile>(shared, part.row + warp_index() % 4 * 16, part.col, dq);
     __syncthreads();  // the tile is whole
-    store_rows_before<QTile, rows, StoreDefault>(p.seqlen_q - first_row,
-                                                 head_of(p.dq, p.dq_stride, blockIdx.z, blockIdx.y) + first_row * p.dq_stride.row,
-                                                 p.dq_stride.row, shared, warp_index() * rows);
+    store_rows_before<QTile, rows, StoreDefault>(end_row, global, row_stride, shared, warp_index() * rows);
+}
+template <class T>
+__device__ inline void finish_tile(const BackwardParams &p, Accumulator<16, dq_cols> dq, T *shared) {
+    const int first_row = blockIdx.x * config::block_m;
+    finish_tile(p.softmax_scale, dq, shared, head_of(p.dq, p.dq_stride, blockIdx.z, blockIdx.y) + first_row * p.dq_stride.row,
+                p.dq_stride.row, p.seqlen_q - first_row);
 }

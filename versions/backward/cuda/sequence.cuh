@@ -21,17 +21,6 @@ struct WithLseGradient : Params {
     FLASHLADDER_FURTHER_FIELDS(Params, dlse)
 };
 
-// total_q rows of all sequences, each padded to whole tiles: the tiles of a sequence are counted from its first row's place
-// among whole tiles of all, and one more for each sequence before it.
-FLASHLADDER_WORKSPACE(lse_log2, float, "num_heads * (total_q // block_m + batch) * block_m");
-FLASHLADDER_WORKSPACE(delta, float, "num_heads * (total_q // block_m + batch) * block_m");
-FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
-FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch)");
-
-struct CountedWorkspaces : PaddedWorkspaces {
-    unsigned *added;  // to each tile of dQ: tiles of keys
-};
-
 template <class Params, bool packed>
 struct BackwardSequence {
     const Params &p;
@@ -69,7 +58,8 @@ struct BackwardSequence {
         if constexpr (config::dlse) return like_lse(p.dlse, head);
         return nullptr;
     }
-    // The first row of a tile among the padded rows of all heads.
+    // The first row of a tile among the padded rows of all heads. The tiles of a sequence are counted from its first row's place
+    // among whole tiles of all, and one more for each sequence before it: total_q // block_m + batch a head.
     __device__ long long padded_row(int head, int tile) const {
         const int first = first_q / block_m + batch;
         return (static_cast<long long>(head) * (total_q() / block_m + p.batch) + first + tile) * block_m;

@@ -26,7 +26,8 @@ struct BoundedKeyMask {
         if (window) return max(key - shift - right, 0);
         return causal ? max(key - shift, 0) : 0;
     }
-    // The key behind the last one that a row sees.
+    // The first key that a row sees, and the key behind the last one.
+    __device__ int first_key(int row) const { return window ? max(row + shift - left, 0) : 0; }
     __device__ int end_key(int row) const {
         return window || causal ? min(row + shift + (window ? right : 0) + 1, seqlen_k) : seqlen_k;
     }
