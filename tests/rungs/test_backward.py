@@ -27,6 +27,7 @@ ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", 
 HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
 ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
 LAST, IN_ORDER = (catalog.find(f"{LADDER}/{number}") for number in ("18", "19"))
+TILE_LATE = catalog.find(f"{LADDER}/20")  # any attention on Hopper
 SAME_BITS = {"options": {"deterministic": True}}
 
 
@@ -150,6 +151,34 @@ def test_the_general_rungs_take_any(sizes):
     emulated(WITH_DROPOUT if task.dropout_p and WITH_DROPOUT.takes(task) else ANY, task)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"head_dim": 96, "seqlen_q": 90, "seqlen_k": 133, "dtype": "fp16", "options": {"dlse": True}},
+        {"seqlen_q": 150, "seqlen_k": 300, "num_heads": 2, "num_heads_k": 1, "window_left": 5, "window_right": 9},
+        {"head_dim": 128, "seqlen_q": 20, "seqlen_k": 300, "causal": True, "window_left": 40, "dtype": "fp16"},
+        {"head_dim": 128, "seqlen_q": 70, "softcap": 0.5, "causal": True, "softmax_scale": 1.0},
+        {"batch": 2, "seqlen_q": 70, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "alibi": True},
+        {"seqlens_q": (70, 0, 133, 1, 64), "seqlens_k": (20, 10, 150, 0, 200), "causal": True, "num_heads": 2},
+        {"seqlens_q": (3, 130), "seqlens_k": (140, 9), "num_heads": 2, "num_heads_k": 1, "window_left": 30, **ALL_ELSE},
+        {"seqlens_q": (70, 0, 133, 1), "seqlens_k": (200, 10, 33, 0), "head_dim": 96, "dropout_p": 0.3, **SAME_BITS},
+        {"seqlen_q": 200, "seqlen_k": 300, "window_left": 90, "causal": True, "num_heads": 2, "dropout_p": 0.5},
+        {"head_dim": 128, "seqlen_q": 100, "seqlen_k": 150, "causal": True, "options": {"wants_dq": False}},
+        {"seqlen_q": 150, "seqlen_k": 100, "softcap": 5.0, "options": {"wants_dkv": False}},
+    ],
+    ids=str,
+)
+def test_a_hopper_rung_takes_any(sizes):
+    emulated(TILE_LATE, problem(**sizes))
+
+
+@pytest.mark.parametrize("batch", [1, 31, 33, 70])
+def test_the_sequence_of_a_place_is_found(batch):
+    """Of as many as a warp sees at once, and of more: the last ones have keys, and each has a row."""
+    lengths = (*[1] * (batch - 1), 70)
+    emulated(TILE_LATE, problem(seqlens_q=lengths, seqlens_k=(*[0] * (batch // 2), *lengths[batch // 2 :])))
+
+
 def some_lengths(draw):
     """Of Q and of K: of one sequence, or of some that are packed."""
     if draw(st.booleans()):
@@ -205,7 +234,7 @@ def test_hopper_rungs_take_any_lengths(rung, sizes):
     emulated(rung, problem(**sizes))
 
 
-@pytest.mark.parametrize("rung", [ANY, LAST], ids=lambda rung: rung.name)
+@pytest.mark.parametrize("rung", [ANY, LAST, TILE_LATE], ids=lambda rung: rung.name)
 @pytest.mark.parametrize("family", ["normal_10", "rising_gently", "plateau_sparse", "huge_scores", "jump_key"])
 def test_families_of_inputs(rung, family):
     """All of them are in test_backward_gpu.py."""
@@ -311,6 +340,8 @@ def test_a_mask_leaves_tiles_out():
     [
         (IN_ORDER, {"seqlen_q": 70, "seqlen_k": 300, "dtype": "fp16", "head_dim": 128}),
         (IN_ORDER, {"seqlen_q": 140, "seqlen_k": 300, "causal": True, "num_heads": 2, "num_heads_k": 1}),
+        (TILE_LATE, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),
+        (TILE_LATE, {"seqlens_q": (70, 0, 130), "seqlens_k": (20, 10, 300), "causal": True, "head_dim": 128}),
         (ANY, {"seqlen_q": 100, "seqlen_k": 300, "dtype": "fp16", "num_heads": 2, "num_heads_k": 1}),
         (ANY, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),
         (ANY, {"seqlens_q": (70, 0, 130), "seqlens_k": (20, 10, 300), "causal": True}),
@@ -334,7 +365,7 @@ def test_the_bits_are_the_same_in_whatever_order_ctas_run(rung, sizes, monkeypat
     assert all(all(map(torch.equal, found[0], each)) for each in found[1:])
 
 
-@pytest.mark.parametrize("rung", [HOPPER[-2], ANY], ids=lambda rung: rung.name)
+@pytest.mark.parametrize("rung", [LAST, ANY], ids=lambda rung: rung.name)
 def test_additions_in_any_order_are_found(rung):
     """By two tiles of keys, in a kernel in which none waits for its turn."""
     task = problem(seqlen_q=64, seqlen_k=256)

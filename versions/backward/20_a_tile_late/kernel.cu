@@ -1,0 +1,401 @@
+// The gradients of a tile of keys by wgmma, where dQ of a tile comes while the next tile is under way. So a warpgroup seldom waits
+// for another one, and P stays as it is, in fp32, until dS is made of it. Any mask, score and length. Three kernels, each launched
+// while the one before still runs:
+//
+//     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2; zeros for dQ, or if `deterministic` for its counters
+//     attention_backward    a CTA has a tile of keys, and all rows of Q that see it pass by, from the last ones up
+//     backward_finish       dQ, from fp32 sums as warps hold them to rows
+//
+// The roles of a CTA of attention_backward:
+//
+//     producers, two threads   have TMA load K, then Q with lse; and V, then dO with delta
+//     adders, two threads      each adds the part of dQ that one warpgroup computes; in turn, if `deterministic`
+//     consumers, warpgroups    S^T = K Q^T and dP^T = V dO^T of a step of rows, dV += P^T dO, dK += dS^T Q; and dQ = dS K
+//                              of the tile before, which they leave in `dq`
+//
+// A consumer's turn for a step. A product that is started runs on until it is waited for:
+//
+//     dS of the step           starts dV and dK, then dQ of the tile before, then S of the next step
+//     waits for all but S      Q, dO and dS are released; dQ goes to its adder; starts dP of the next step
+//     waits for S              P of the next step, while dP runs
+//
+// The barriers:
+//
+//     q, dout      full: TMA has brought the tile and its numbers. empty: no warp needs it
+//     keys_full    K and V have come
+//     ds_full      every warp has stored its dS of the tile. ds_empty: dQ of the tile is there, in every warp
+//     dq_full      of each adder: the warps of its warpgroup have put dQ there. dq_empty: the adder has read it
+//     added        in global memory, of each part of a tile of dQ: how many tiles of keys have been added
+//     barrier 1    of all consumers: no warp reads K any more
+#include "bounded_key_mask.cuh"
+#include "places.cuh"
+#include "weights.cuh"
+#include "dq_bulk.cuh"
+#include "kept_bits.cuh"
+#include "pipeline/roles.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "query_tile.cuh"
+#include "row_pipeline.cuh"
+#include "turns.cuh"
+#include "warpgroup_tiles.cuh"
+
+#include <type_traits>
+
+using namespace config;
+
+using Share = Registers<num_groups, 1, 24>;  // the producers' warpgroup is the last one
+using DqSums = Accumulator<16, dq_cols>;     // of a warp, of a tile
+constexpr int warp_sums = 16 * dq_cols, group_sums = 4 * warp_sums, tile_sums = num_groups * group_sums;
+constexpr int last_row = block_m - step_rows;  // of a tile, where a step begins
+constexpr bool by_sections = (causal && !window) || deterministic;  // within a window as many rows see each key
+
+using Tensors = std::conditional_t<packed, PackedBackwardParams, BackwardParams>;
+using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
+using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
+using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
+using Params = std::conditional_t<dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
+using Work = BackwardSequence<Params, packed>;
+using Mask = BoundedKeyMask<causal, window>;
+
+FLASHLADDER_WORKSPACE(lse_log2, float, "num_heads * (total_q // block_m + batch) * block_m");
+FLASHLADDER_WORKSPACE(delta, float, "num_heads * (total_q // block_m + batch) * block_m");
+FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * 8192 * wants_dq");  // tile_sums
+FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 2");
+static_assert(tile_sums == 8192 && num_groups == 2);
+struct CountedWorkspaces : PaddedWorkspaces {
+    unsigned *added;  // to each warpgroup's part of a tile of dQ: tiles of keys
+};
+
+// K and V as operands of S^T and dP^T: in shared memory, or a warp's 16 keys in registers.
+using KeyOperand = std::conditional_t<held_keys, HeldA<16, head_dim>, ByRows<KTile>>;
+__device__ inline void start_operand(ByRows<KTile> &a, const dtype *tile, int warp_key) { a.start(tile, warp_key); }
+__device__ inline void start_operand(HeldA<16, head_dim> &a, const dtype *tile, int warp_key) {
+    HoistedReader<KTile, dtype> reader;
+    reader.start(tile, warp_key);
+#pragma unroll
+    for (int step = 0; step < head_dim / 16; ++step) ldmatrix_x4(a.block[step][0], reader.address(0, step * 16));
+}
+
+struct Maps { TensorMapBytes q, dout, k, v; };
+struct Shared {
+    dtype k[KTile::size], v[KTile::size];
+    dtype ds[2][STile::size];
+    RowPipeline<QTile, dtype, 3> q;  // of this tile, of the next one, and one that comes
+    RowPipeline<QTile, dtype, 2> dout;
+    float dq[num_groups * 4][warp_sums];  // of each warp, on its way
+    Mbarrier ds_full[2], ds_empty[2];
+    Mbarrier dq_full[num_groups], dq_empty[num_groups];
+    Mbarrier keys_full;
+};
+
+constexpr Launch pass(int threads, int shared_bytes = 0) {
+    const Launch plain{static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes), block_m};
+    return packed ? plain.over("total_q // block_m + batch", "num_heads", "1") : plain;
+}
+constexpr Launch last_pass(int threads, int shared_bytes) {
+    const Launch over_rows = pass(threads, shared_bytes).dependent();
+    return wants_dq ? over_rows : over_rows.over("0", "0", "0");
+}
+constexpr Launch over_keys = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
+                                 .by_tma("q", block_m, 64, 128)
+                                 .by_tma("dout", block_m, 64, 128)
+                                 .by_tma("k", block_n, 64, 128)
+                                 .by_tma("v", block_n, 64, 128)
+                                 .dependent();
+
+FLASHLADDER_KERNEL(backward_prepare, Params, pass(pass_threads));
+extern "C" __global__ void __launch_bounds__(pass_threads)
+    backward_prepare(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
+    launch_dependents();
+    const auto place = rows_of_cta<packed>(p);
+    const Work work{p, place.batch};
+    if (packed && !place.is_in(work.seqlen_q, block_m)) return;
+    prepare_tile<wants_dq && !deterministic, tile_sums / block_m>(work, workspaces, place.number);
+    if (deterministic && threadIdx.x < num_groups)
+        workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * num_groups + threadIdx.x] = 0;
+}
+
+// A producer: the tiles of Q or dO, each with what is known of its rows.
+template <class Pipeline>
+__device__ inline void load_tiles(Pipeline &pipeline, const TensorMapBytes &map, const float *of_rows, const Work &work,
+                                  QueryTilesFromTheEnd tiles) {
+    wait_for_dependency();  // lse and delta are there
+    const MapPlace rows = place_of_rows<packed>(work);
+    auto at = pipeline.producer();
+#pragma unroll 1
+    for (int left = tiles.count(); left > 0; --left, tiles.advance(), at.advance())
+        pipeline.load(at, map, rows.first + tiles.number * block_m, tiles.head, rows.last,
+                      of_rows + work.padded_row(tiles.head, tiles.number));
+}
+
+// An adder: a warpgroup's part of each tile of dQ goes to its sums; if `deterministic`, when it is the turn of this tile of keys.
+__device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &workspaces, const Work &work, const Mask &mask,
+                                 QueryTilesFromTheEnd tiles, int key_tile, int group) {
+    float *staged = shared.dq[group * 4];
+    wait_for_dependency();  // the sums, or their counters, are zero
+    const int count = tiles.count();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, tiles.advance()) {
+        const long long tile = work.padded_row(tiles.head, tiles.number) / block_m;
+        float *sums = workspaces.dq_sum + tile * tile_sums + group * group_sums;
+        unsigned *added = workspaces.added + tile * num_groups + group;
+        const int before = key_tile - mask.first_key(tiles.number * block_m) / block_n;  // tiles of keys
+        if constexpr (deterministic) wait_until_added(added, before);
+        shared.dq_full[group].wait(i % 2);
+        if (deterministic && before == 0)
+            bulk_store(sums, staged, group_sums * sizeof(float));
+        else
+            bulk_add(sums, staged, group_sums * sizeof(float));
+        tma_store_commit();
+        tma_store_wait_read();
+        shared.dq_empty[group].arrive();
+        if constexpr (deterministic) {
+            tma_store_wait();
+            add_release(added, 1);
+        }
+    }
+}
+
+// A consumer warpgroup: dV and dK of its 64 keys, and its part of dQ of each tile.
+__device__ inline void consume(Shared &shared, const Params &p, const Work &work, const Mask &mask, QueryTilesFromTheEnd tiles,
+                               int head_k, int first_key) {
+    const int warp = uniform_warp_index(), group = warp / 4, warp_key = warp * 16;
+    const DqPart part{group};
+    KeyOperand keys, values;
+    ByRows<QTile> q_rows, dout_rows;
+    ByColumns<QTile> q_columns, dout_columns;
+    ByColumns<STile> ds_columns;
+    ByColumns<KTile> k_columns;
+    q_rows.start(shared.q.tiles[0]);
+    dout_rows.start(shared.dout.tiles[0]);
+    q_columns.start(shared.q.tiles[0]);
+    dout_columns.start(shared.dout.tiles[0]);
+    ds_columns.start(shared.ds[0], part.row);
+    k_columns.start(shared.k, part.col);
+    HoistedReader<STile, dtype> ds_place;
+    ds_place.start(shared.ds[0], warp_key);
+
+    const Softcap<softcap> score{p};
+    const Dropout<dropout> dropping{p, work.batch, 0};
+    Accumulator<16, head_dim> dv, dk;  // of this warp
+    dv.clear();
+    dk.clear();
+
+    auto q_at = shared.q.consumer();
+    auto dout_at = shared.dout.consumer();  // dS is at the same place
+
+    Scores s, dp;
+    ScoresOperand p_rounded, ds;
+    KeptBits kept;
+    DqSums dq;
+
+    // S^T = K Q^T of a step
+    auto start_scores = [&](int row) {
+        if (row == 0) shared.q.wait(q_at);
+        start_product<dtype, head_dim>(s, keys, q_rows.after(q_at.stage).below(row));
+    };
+    // dP^T = V dO^T of a step
+    auto start_dp = [&](int row) {
+        if (row == 0) shared.dout.wait(dout_at);
+        start_product<dtype, head_dim>(dp, values, dout_rows.after(dout_at.stage).below(row));
+    };
+    // P^T of a step, while its dP is under way
+    auto weigh = [&](int row) {
+        const int first_row = tiles.number * block_m + row;
+        const float slope = alibi_slope<alibi>(p, work.batch, tiles.head);
+        if constexpr (dropout) kept.draw(Dropout<true>{p, work.batch, tiles.head}, first_row, first_key + warp_key);
+        wait_for<1>(s);
+        score.apply(s);
+        mask.hide(s, first_key + warp_key, first_row);
+        p_rounded = weights<dtype, softcap, alibi>(s, shared.q.numbers[q_at.stage] + row, score.scale, slope,
+                                                   first_row + mask.shift - first_key - warp_key);
+        wait_for(dp);
+    };
+    // dS^T of a step, for dQ
+    auto give_ds = [&](int row) {
+        if (row == 0) shared.ds_empty[dout_at.stage].wait(dout_at.parity ^ 1 ^ dout_at.stage);
+        store_scores(ds_place, dout_at.stage, row, ds);
+        if (row != last_row) return;
+        fence_proxy_async();
+        __syncwarp();  // every lane has stored its part
+        shared.ds_full[dout_at.stage].arrive_as_warp();
+    };
+    // dS^T of a step whose dP is there, and with it dV += P^T dO and dK += dS^T Q
+    auto start_sums = [&](int row) {
+        if constexpr (dropout) {
+            kept.drop(dp);
+            p_rounded = kept.of(p_rounded);
+        }
+        weigh_gradients(dp, s, shared.dout.numbers[dout_at.stage] + row, dropout ? dropping.rescale : 1.0f);
+        ds = round_to_operand<dtype>(dp);
+        if constexpr (wants_dq) give_ds(row);
+        if constexpr (wants_dkv) {
+            start_sum<dtype, step_rows>(dv, p_rounded, dout_columns.after(dout_at.stage).below(row));
+            start_sum<dtype, step_rows>(dk, ds, q_columns.after(q_at.stage).below(row));
+        }
+    };
+    // All but the products that were started last
+    auto wait_for_sums = [&](auto pending) {
+        wait_for<decltype(pending)::value>(dv);
+        stay_here(dk);
+        stay_here(p_rounded);
+        stay_here(ds);
+    };
+    // dQ = dS K of a tile whose dS is at `stage`, when all warps have stored it
+    auto start_dq = [&](int stage, uint32_t parity) {
+        shared.ds_full[stage].wait(parity);
+        start_product<dtype, block_n>(dq, ds_columns.after(stage), k_columns);
+    };
+    // dQ of tile i, for its adder
+    auto give_dq = [&](int is_odd) {
+        shared.dq_empty[group].wait(is_odd ^ 1);
+        stage_sums(shared.dq[warp], dq);
+        shared.dq_full[group].arrive_as_warp();
+    };
+    using None = std::integral_constant<int, 0>;
+    using One = std::integral_constant<int, 1>;
+
+    shared.keys_full.wait(0);
+    start_operand(keys, shared.k, warp_key);
+    start_operand(values, shared.v, warp_key);
+    start_scores(0);
+    start_dp(0);
+    weigh(0);
+    const int count = tiles.count();
+    for (int left = count;; --left) {
+#pragma unroll
+        for (int row = 0; row < last_row; row += step_rows) {
+            start_sums(row);
+            start_scores(row + step_rows);
+            wait_for_sums(One());
+            start_dp(row + step_rows);
+            weigh(row + step_rows);
+        }
+        start_sums(last_row);
+        if (left == 1) break;
+        const int q_stage = q_at.stage, stage = dout_at.stage, before = stage ^ 1;
+        if constexpr (wants_dq) {
+            start_dq(before, dout_at.parity ^ before);  // of the tile before the first one, too: its dS is 0
+            wait_for_sums(One());
+        }
+        q_at.advance();
+        start_scores(0);
+        if constexpr (wants_dq)
+            wait_for<1>(dq);
+        else
+            wait_for_sums(One());
+        __syncwarp();  // every lane has read its numbers
+        shared.q.release(q_stage);
+        shared.dout.release(stage);
+        if constexpr (wants_dq) {
+            shared.ds_empty[before].arrive_as_warp();
+            if (left < count) give_dq(before);
+        }
+        tiles.advance();
+        dout_at.advance();
+        start_dp(0);
+        weigh(0);
+    }
+    wait_for_sums(None());
+    if constexpr (wants_dq) {
+        const int stage = dout_at.stage;
+        if (count > 1) {
+            start_dq(stage ^ 1, dout_at.parity ^ stage ^ 1);
+            wait_for(dq);
+            give_dq(stage ^ 1);
+        }
+        start_dq(stage, dout_at.parity);
+        wait_for(dq);
+        give_dq(stage);
+    }
+    if constexpr (!wants_dkv) return;
+
+    named_barrier_sync(1, num_groups * warpgroup_threads);  // no warp reads K any more
+    const int end_key = min(block_n, work.seqlen_k - first_key);
+    scale(dk, p.softmax_scale);
+    if constexpr (dropout) scale(dv, dropping.rescale);
+    store_keys(shared.v, warp_key, work.like_k(p.dv, p.dv_stride, head_k), p.dv_stride.row, first_key, end_key, dv);
+    store_keys(shared.k, warp_key, work.like_k(p.dk, p.dk_stride, head_k), p.dk_stride.row, first_key, end_key, dk);
+}
+
+FLASHLADDER_KERNEL(attention_backward, Params,
+                   packed ? over_keys.over("total_k // block_n + batch", "num_heads_k", "1")
+                          : over_keys.over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch"));
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
+    attention_backward(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces,
+                       const __grid_constant__ Maps maps) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+
+    launch_dependents();
+    const auto place = keys_of_cta<packed, by_sections>(p);
+    const Work work{p, place.batch};
+    if (packed && !place.is_in(work.seqlen_k, block_n)) return;
+    Mask mask{p};
+    if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
+    const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
+
+    // The tiles of Q of all heads that share the keys, one head behind the other.
+    const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
+    const QueryTilesFromTheEnd tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
+    if ((window || packed) && tiles.count() <= 0) {  // no row sees them
+        if (!wants_dkv) return;
+        clear_rows<Share::num_threads>(work.like_k(p.dk, p.dk_stride, place.head), p.dk_stride.row, first_key, last_key);
+        clear_rows<Share::num_threads>(work.like_k(p.dv, p.dv_stride, place.head), p.dv_stride.row, first_key, last_key);
+        return;
+    }
+
+    for (int i = threadIdx.x; i < STile::size / chunk; i += Share::num_threads)
+        reinterpret_cast<uint4 *>(shared.ds[1])[i] = {};
+    fence_proxy_async();
+    if (threadIdx.x == 0) {
+        shared.q.init(num_groups * 4);
+        shared.dout.init(num_groups * 4);
+        for (Mbarrier &full : shared.ds_full) full.init(num_groups * 4);
+        for (Mbarrier &empty : shared.ds_empty) empty.init(num_groups * 4);
+        for (Mbarrier &full : shared.dq_full) full.init(4);
+        for (Mbarrier &empty : shared.dq_empty) empty.init(1);
+        shared.keys_full.init(2);
+        fence_mbarrier_init();
+    }
+    __syncthreads();  // the barriers are made, and a dS of zeros
+
+    if (warpgroup_index() == num_groups) {
+        release_registers<Share::producer>();
+        if (lane_index() != 0) return;
+        const int role = warp_index() % 4;
+        if (role < num_groups) {
+            if constexpr (wants_dq) add_tiles(shared, workspaces, work, mask, tiles, place.number, role);
+            return;
+        }
+        const MapPlace at = place_of_keys<packed>(work);
+        if (role == 2) {
+            load_tile<KTile>(shared.k, maps.k, shared.keys_full, at.first + first_key, place.head, at.last);
+            load_tiles(shared.q, maps.q, workspaces.lse, work, tiles);
+        } else {
+            load_tile<KTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, place.head, at.last);
+            load_tiles(shared.dout, maps.dout, workspaces.delta, work, tiles);
+        }
+        return;
+    }
+    take_registers<Share::consumer>();
+    consume(shared, p, work, mask, tiles, place.head, first_key);
+}
+
+FLASHLADDER_KERNEL(backward_finish, Params, last_pass(finish_threads, QTile::size * sizeof(dtype)));
+extern "C" __global__ void __launch_bounds__(finish_threads)
+    backward_finish(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
+    extern __shared__ __align__(1024) char memory[];
+    const auto place = rows_of_cta<packed>(p);
+    const Work work{p, place.batch};
+    if (packed && !place.is_in(work.seqlen_q, block_m)) return;
+    Mask mask{p};
+    if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
+    const int first_row = place.number * block_m, last_of_tile = min(first_row + block_m, work.seqlen_q) - 1;
+    const bool has_keys = mask.end_key(last_of_tile) > mask.first_key(first_row);
+    float *sums = workspaces.dq_sum + work.padded_row(blockIdx.y, place.number) / block_m * tile_sums + warp_index() * warp_sums;
+    wait_for_dependency();  // the sums are complete
+    finish_tile(p.softmax_scale, !deterministic || has_keys ? load_sums<dq_cols>(sums) : DqSums{}, reinterpret_cast<dtype *>(memory),
+                work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row, p.dq_stride.row,
+                work.seqlen_q - first_row);
+}

@@ -1,0 +1,69 @@
+// Which tile a CTA has, and where its sequence lies in the tensors.
+#pragma once
+#include "key_mask.cuh"
+#include "sequence.cuh"
+
+// A tile of a sequence, and a head.
+struct Place {
+    int number, head, batch;
+
+    // Whether it has any of so many rows or keys.
+    __device__ bool is_in(int length, int block) const { return number >= 0 && number * block < length; }
+};
+
+// Packed sequence b has places for its tiles from begin / block + b on. No two sequences share a place: the rows before one
+// fill begin / block tiles, and each sequence adds at most one that is not full. The sequence of a place is the last one
+// whose places begin there or before; a warp looks for it, 32 sequences at a time. Few places are empty.
+template <int block>
+__device__ inline Place packed_place(const int *cu_seqlens, int batch, int total) {
+    const int place = blockIdx.x;
+    auto first_place = [&](int b) { return min(max(__ldg(cu_seqlens + b), 0), total) / block + b; };
+    int first = 0;
+    for (int count = batch; count > 1;) {
+        const int step = (count + 31) / 32, within = lane_index() * step;
+        const bool is_before = within < count && first_place(first + within) <= place;
+        const int chosen = max(__popc(__ballot_sync(0xffffffff, is_before)) - 1, 0) * step;
+        first += chosen;
+        count = min(step, count - chosen);
+    }
+    return {place - first_place(first), static_cast<int>(blockIdx.y), first};
+}
+
+// The rows of Q of a CTA of a pass.
+template <bool packed, class Params>
+__device__ inline Place rows_of_cta(const Params &p) {
+    if constexpr (packed) return packed_place<config::block_m>(p.cu_seqlens_q, p.batch, p.total_q);
+    return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z)};
+}
+
+// The keys of a CTA of the loop.
+template <bool packed, bool by_sections, class Params>
+__device__ inline Place keys_of_cta(const Params &p) {
+    if constexpr (packed) return packed_place<config::block_n>(p.cu_seqlens_k, p.batch, p.total_k);
+    const KeyTile<config::head_dim, by_sections, 32> tile{p};
+    return {tile.number, tile.head, tile.batch};
+}
+
+// Where tensor maps have the first row of a sequence, and their last coordinate. Maps of packed tensors end where the sequence
+// ends: their last coordinate says where that is, and their rows count so that the sequence's last one is the map's.
+struct MapPlace {
+    int first, last;
+};
+template <bool packed, class Work>
+__device__ inline MapPlace place_of_rows(const Work &work) {
+    if constexpr (packed) return {work.p.total_q - work.seqlen_q, work.first_q + work.seqlen_q};
+    return {0, work.batch};
+}
+template <bool packed, class Work>
+__device__ inline MapPlace place_of_keys(const Work &work) {
+    if constexpr (packed) return {work.p.total_k - work.seqlen_k, work.first_k + work.seqlen_k};
+    return {0, work.batch};
+}
+
+// Zeros for the gradients of keys that no row sees.
+template <int num_threads, class T>
+__device__ inline void clear_rows(T *head, long long row_stride, int first, int last) {
+    constexpr int chunks = config::head_dim / chunk;
+    for (int i = threadIdx.x; i < (last + 1 - first) * chunks; i += num_threads)
+        store_global_16(head + (first + i / chunks) * row_stride + i % chunks * chunk, {});
+}
