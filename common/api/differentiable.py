@@ -239,10 +239,10 @@ def _compute_packed(
 ) -> tuple[torch.Tensor, ...]:
     """The same of dO, Q, K, V and O without padding. That has gradients of 0."""
     parts = padding.rows, padding.rows, padding.keys, padding.keys, padding.rows
-    packed = [part.pack(x)[None] for part, x in zip(parts, tensors, strict=True)]
+    dout, q, k, v, o = (part.pack(x)[None] for part, x in zip(parts, tensors, strict=True))
     sums, dsums = (None if x is None else padding.rows.pack(x.mT).T.contiguous() for x in (lse, dlse))
     assert sums is not None
-    found = _compute(*packed, sums, dsums, options, *wanted)
+    found = _compute(dout, q, k, v, o, sums, dsums, options, *wanted)
     return tuple(
         part.unpack(gradient[0], _gradient_like(x)) if gradient.numel() else gradient
         for part, gradient, x in zip(parts[1:4], found, tensors[1:4], strict=True)

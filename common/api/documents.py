@@ -99,9 +99,13 @@ def taken_out(options: Options, q: torch.Tensor) -> tuple[Padding | None, Option
     content = ctypes.string_at(documents.data_ptr(), documents.nbytes)
     padding = _found(content, tuple(documents.shape), q.shape[1], q.device, stream, options.window_left is not None)
     rows, keys = padding.rows, padding.keys
-    packing = {"cu_seqlens_q": rows.cu_seqlens, "cu_seqlens_k": keys.cu_seqlens}
-    longest = {"max_seqlen_q": rows.longest, "max_seqlen_k": keys.longest}
-    return padding, dataclasses.replace(options, **packing, **longest)
+    return padding, dataclasses.replace(
+        options,
+        cu_seqlens_q=rows.cu_seqlens,
+        cu_seqlens_k=keys.cu_seqlens,
+        max_seqlen_q=rows.longest,
+        max_seqlen_k=keys.longest,
+    )
 
 
 @lru_cache(4)  # by content: compiled graphs write to the memory of tensors unseen

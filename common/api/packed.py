@@ -90,8 +90,7 @@ def without_padding(
     if first_keys is not None:
         return only_o(attention(q, k[:, :first_keys], v[:, :first_keys], **options))
     packed = (rows.pack(q), keys.pack(k), keys.pack(v))
-    lengths = (rows.cu_seqlens, keys.cu_seqlens, rows.longest, keys.longest)
-    o = only_o(packed_attention(*packed, *lengths, **options))
+    o = only_o(packed_attention(*packed, rows.cu_seqlens, keys.cu_seqlens, rows.longest, keys.longest, **options))
     return o.unflatten(0, q.shape[:2]) if rows.is_all else rows.unpack(o, q.new_empty((*q.shape[:3], v.shape[3])))
 
 

@@ -163,8 +163,7 @@ def _traced(
     """
     from transformers.masking_utils import causal_mask_function
 
-    slides = bool(local_size) and _slides({}, local_size, **options)
-    if options.get("use_vmap") or (local_size and not slides):
+    if options.get("use_vmap") or (local_size and not _slides({}, local_size, **options)):
         return None
     if function is causal_mask_function and padding is not None:
         documents = padding
@@ -177,8 +176,9 @@ def _traced(
     else:
         return None
     documents = documents.to("cpu", torch.int32)
-    is_open = local_size is None or local_size >= shape[1]
-    return documents if is_open else documents[:, :, None].expand(-1, -1, local_size)
+    if local_size is None or local_size >= shape[1]:
+        return documents
+    return documents[:, :, None].expand(-1, -1, local_size)
 
 
 def _seen_of(q_offset: int | torch.Tensor, q_length: int, batch_size: int) -> torch.Tensor:
