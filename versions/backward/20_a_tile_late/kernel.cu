@@ -34,7 +34,6 @@
 #include "kept_bits.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
-#include "query_tile.cuh"
 #include "row_pipeline.cuh"
 #include "turns.cuh"
 #include "warpgroup_tiles.cuh"
@@ -118,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
 // A producer: the tiles of Q or dO, each with what is known of its rows.
 template <class Pipeline>
 __device__ inline void load_tiles(Pipeline &pipeline, const TensorMapBytes &map, const float *of_rows, const Work &work,
-                                  QueryTilesFromTheEnd tiles) {
+                                  PassingTiles tiles) {
     wait_for_dependency();  // lse and delta are there
     const MapPlace rows = place_of_rows<packed>(work);
     auto at = pipeline.producer();
@@ -130,7 +129,7 @@ __device__ inline void load_tiles(Pipeline &pipeline, const TensorMapBytes &map,
 
 // An adder: a warpgroup's part of each tile of dQ goes to its sums; if `deterministic`, when it is the turn of this tile of keys.
 __device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &workspaces, const Work &work, const Mask &mask,
-                                 QueryTilesFromTheEnd tiles, int key_tile, int group) {
+                                 PassingTiles tiles, int key_tile, int group) {
     float *staged = shared.dq[group * 4];
     wait_for_dependency();  // the sums, or their counters, are zero
     const int count = tiles.count();
@@ -157,7 +156,7 @@ __device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &worksp
 }
 
 // A consumer warpgroup: dV and dK of its 64 keys, and its part of dQ of each tile.
-__device__ inline void consume(Shared &shared, const Params &p, const Work &work, const Mask &mask, QueryTilesFromTheEnd tiles,
+__device__ inline void consume(Shared &shared, const Params &p, const Work &work, const Mask &mask, PassingTiles tiles,
                                int head_k, int first_key) {
     const int warp = uniform_warp_index(), group = warp / 4, warp_key = warp * 16;
     const DqPart part{group};
@@ -335,9 +334,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 
-    // The tiles of Q of all heads that share the keys, one head behind the other.
     const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
-    const QueryTilesFromTheEnd tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
+    const PassingTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
     if ((window || packed) && tiles.count() <= 0) {  // no row sees them
         if (!wants_dkv) return;
         clear_rows<Share::num_threads>(work.like_k(p.dk, p.dk_stride, place.head), p.dk_stride.row, first_key, last_key);

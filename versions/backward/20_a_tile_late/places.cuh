@@ -40,9 +40,29 @@ __device__ inline Place rows_of_cta(const Params &p) {
 template <bool packed, bool by_sections, class Params>
 __device__ inline Place keys_of_cta(const Params &p) {
     if constexpr (packed) return packed_place<config::block_n>(p.cu_seqlens_k, p.batch, p.total_k);
-    const KeyTile<config::head_dim, by_sections, 32> tile{p};
+    const KeyTile<config::head_dim, by_sections, 32, false> tile{p};
     return {tile.number, tile.head, tile.batch};
 }
+
+// The tiles of Q of all heads that share a head of K, as far as they have any of the rows from `first_row` up to `end_row`: from
+// the last tile to the first one, each of all heads. So CTAs that begin together stay together, whatever their keys see, and
+// those that add in turn are one step apart.
+struct PassingTiles {
+    int head, number;  // of the tile that passes
+    int first, first_head, heads;
+
+    __device__ PassingTiles(int first_row, int end_row, int first_head_, int heads_)
+        : head(first_head_), number((end_row + config::block_m - 1) / config::block_m - 1),
+          first(first_row / config::block_m), first_head(first_head_), heads(heads_) {}
+
+    __device__ int count() const { return (number + 1 - first) * heads; }  // before any has passed
+
+    __device__ void advance() {
+        if (++head < first_head + heads) return;
+        head = first_head;
+        --number;
+    }
+};
 
 // Where tensor maps have the first row of a sequence, and their last coordinate. Maps of packed tensors end where the sequence
 // ends: their last coordinate says where that is, and their rows count so that the sequence's last one is the map's.

@@ -41,8 +41,8 @@ struct KeyMask {
 
 // Which tile of keys of which head of K a CTA has. With a causal mask the first keys are seen by most rows and take
 // longest: CTAs begin with those, of all heads of a section. The rows of a section fit into some MB of L2: those of Q and
-// dO, and dQ in fp32.
-template <int head_dim, bool by_sections, unsigned l2_megabytes = 24>
+// dO, and dQ in fp32; of all heads that share one of K, or of one of them.
+template <int head_dim, bool by_sections, unsigned l2_megabytes = 24, bool of_all = true>
 struct KeyTile {
     static constexpr unsigned l2_rows = (l2_megabytes << 20) / (8 * head_dim);
 
@@ -50,7 +50,7 @@ struct KeyTile {
 
     // How many of the heads of K, of all sequences, are in a section.
     __device__ static unsigned section(const BackwardParams &p, unsigned heads) {
-        return min(max(l2_rows / (p.seqlen_q * (p.num_heads / p.num_heads_k)), 1u), heads);
+        return min(max(l2_rows / (p.seqlen_q * (of_all ? p.num_heads / p.num_heads_k : 1)), 1u), heads);
     }
 
     __device__ explicit KeyTile(const BackwardParams &p) : number(blockIdx.x), head(blockIdx.y), batch(blockIdx.z) {

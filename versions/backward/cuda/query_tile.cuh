@@ -10,10 +10,6 @@ struct QueryTiles {
     __device__ QueryTiles(const BackwardParams &p, int first_row, int first_head, int heads_)
         : head(first_head), number(first_row / config::block_m), first(number),
           end((p.seqlen_q + config::block_m - 1) / config::block_m), heads(heads_) {}
-    // Those that have any of the rows from `first_row` up to `end_row`.
-    __device__ QueryTiles(int first_row, int end_row, int first_head, int heads_)
-        : head(first_head), number(first_row / config::block_m), first(number),
-          end((end_row + config::block_m - 1) / config::block_m), heads(heads_) {}
 
     __device__ int count() const { return (end - first) * heads; }
 
@@ -28,10 +24,6 @@ struct QueryTiles {
 struct QueryTilesFromTheEnd : QueryTiles {
     __device__ QueryTilesFromTheEnd(const BackwardParams &p, int first_row, int first_head, int heads_)
         : QueryTiles(p, first_row, first_head, heads_) {
-        number = end - 1;
-    }
-    __device__ QueryTilesFromTheEnd(int first_row, int end_row, int first_head, int heads_)
-        : QueryTiles(first_row, end_row, first_head, heads_) {
         number = end - 1;
     }
 
