@@ -3,16 +3,28 @@ FlashAttention-2 as torch ships it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
-from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
+from flashladder.common.measure.baselines import forward as of_forward
+from flashladder.common.measure.baselines.forward import sides_of, takes_square_causal
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.inputs import Tensors
-from flashladder.common.problem.problem import Problem
+from flashladder.common.problem.operations.backward import DLSE
+from flashladder.common.problem.operations.packed import STARTS
+from flashladder.common.problem.problem import DETERMINISTIC, Problem
+
+_MORE = {
+    "packed": "packed sequences",
+    DLSE: "gradient of the log-sum-exp",
+    DETERMINISTIC: "promise of the same bits each time",
+}
 
 
 class Gradients(NamedTuple):
@@ -23,22 +35,24 @@ class Gradients(NamedTuple):
     dv: torch.Tensor
 
 
-def _takes_dense_tensors(problem: Problem) -> str | None:
-    more = {"packed sequences": problem.packed, "gradient of the log-sum-exp": problem.dlse}
-    unknown = [what for what, is_asked in more.items() if is_asked]
-    return f"takes no {listing(unknown)}" if unknown else None
+def _takes_no(*names: str) -> Callable[[Problem], str | None]:
+    """The refusal of a library that lacks these."""
+
+    def refusal(problem: Problem) -> str | None:
+        asked = [words for name, words in _MORE.items() if name in names and getattr(problem, name)]
+        return f"takes no {listing(asked)}" if asked else None
+
+    return refusal
 
 
-def _takes_plain_heads(problem: Problem) -> str | None:
-    """torch's operators expand K and V before they are called."""
+def _refuses_on_cpu(problem: Problem) -> str | None:
+    """torch expands K and V before it calls the operator."""
     grouped = None if problem.num_heads == problem.num_heads_k else "takes no grouped queries"
-    return _takes_dense_tensors(problem) or grouped
+    return _takes_no("packed", "dlse")(problem) or grouped or takes_square_causal(problem)
 
 
-def _takes_square_causal(problem: Problem) -> str | None:
-    """Its causal masks are aligned to the top left."""
-    unequal = problem.causal and problem.seqlen_q != problem.seqlen_k
-    return _takes_plain_heads(problem) or ("takes no causal mask with seqlen_q != seqlen_k" if unequal else None)
+def _refuses_cudnn(problem: Problem) -> str | None:
+    return _takes_no(*_MORE)(problem) or takes_square_causal(problem)
 
 
 def _heads_first(tensors: Tensors) -> list[torch.Tensor]:
@@ -50,16 +64,42 @@ def _gradients(made: tuple[torch.Tensor, ...]) -> Gradients:
     return Gradients(dq, dk, dv)
 
 
+def _rows_first(tensors: Tensors, *names: str) -> list[torch.Tensor]:
+    """As flash-attn takes them: packed sequences have no batch."""
+    found = [tensors.by_name[name] for name in names]
+    return [tensor[0] for tensor in found] if tensors.problem.packed else found
+
+
 def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-    dout, q, k, v, o = _heads_first(tensors)
-    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of no dropout
-    sizes = (None, None, problem.seqlen_q, problem.seqlen_k, 0.0, problem.causal, seed, seed)
+    """By the operator beneath, which takes packed sequences, groups and windows."""
+    kernel = torch.ops.aten._flash_attention_backward.default
+    given = _rows_first(tensors, "dout", "q", "k", "v", "o")
+    seed = torch.zeros(2, dtype=torch.uint64, device=given[0].device)  # of no dropout
+    starts = [tensors.by_name.get(name) for name in STARTS]
+    sizes = (*starts, problem.seqlen_q, problem.seqlen_k, 0.0, problem.causal, seed, seed)
+    options: dict[str, Any] = {"scale": problem.softmax_scale}
+    if problem.window:
+        options |= zip(("window_size_left", "window_size_right"), sides_of(problem, None), strict=True)
 
     def run() -> Gradients:
-        return _gradients(kernel(dout, q, k, v, o, tensors.lse, *sizes, scale=problem.softmax_scale))
+        with _same_bits() if problem.deterministic else nullcontext():
+            found = kernel(*given, tensors.lse, *sizes, **options)
+        return Gradients(*(gradient.view(tensors.by_name[x].shape) for x, gradient in zip("qkv", found, strict=True)))
 
     return run
+
+
+@contextmanager
+def _same_bits() -> Iterator[None]:
+    """torch's operators ask its switch for them. It also has them fill what they allocate, which is no part of it."""
+    before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode("error")
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
 def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
@@ -76,12 +116,21 @@ def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 
 
 def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
-    """What its automatic differentiation calls."""
-    forward = (tensors.q, tensors.k, tensors.v, tensors.o)
-    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    """What its automatic differentiation calls; of options those that are asked for, as early releases lack some."""
+    given = _rows_first(tensors, "q", "k", "v", "o", "dout")
+    options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    if problem.window:
+        options |= zip(("window_size_left", "window_size_right"), sides_of(problem, None), strict=True)
+    if problem.packed:
+        options |= {name: tensors.by_name[name] for name in STARTS}
+        options |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+    options |= {name: value for name in ("softcap", DETERMINISTIC) if (value := getattr(problem, name))}
+    if problem.dlse:
+        options[DLSE] = tensors.by_name[DLSE]
 
     def run() -> Gradients:
-        return Gradients(*module._flash_attn_bwd(*forward, tensors.by_name["dout"], tensors.lse, **options)[:3])
+        found = module._flash_attn_bwd(*given, tensors.lse, **options)
+        return Gradients(*(gradient.view(tensors.by_name[x].shape) for x, gradient in zip("qkv", found, strict=True)))
 
     return run
 
@@ -96,21 +145,31 @@ def _torch_cpu(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     return run
 
 
+_FA4 = of_forward.BASELINES["fa4"]
 _TORCH = "pip install torch (a CUDA build)"
 _baseline = partial(Baseline, "backward")
 BASELINES = by_name(
-    _baseline("fa2", "FlashAttention-2 (torch)", "torch", "torch", _TORCH, _torch_flash, _takes_square_causal),
-    _baseline("cudnn", "cuDNN (torch)", "torch", "cudnn", _TORCH, _torch_cudnn, _takes_square_causal),
     _baseline(
-        name="fa4",
-        title=OF_FORWARD["fa4"].title,
-        module="flash_attn.cute.interface",
-        package=OF_FORWARD["fa4"].package,
-        install=OF_FORWARD["fa4"].install,
-        bind=_flash_attn_4,
-        refuses=_takes_dense_tensors,
-        arches=OF_FORWARD["fa4"].arches,
+        name="fa2",
+        title="FlashAttention-2 (torch)",
+        module="torch",
+        package="torch",
+        install=_TORCH,
+        bind=_torch_flash,
+        refuses=_takes_no(DLSE),
+        bounds=("window",),
     ),
+    _baseline(
+        name="cudnn",
+        title="cuDNN (torch)",
+        module="torch",
+        package="cudnn",
+        install=_TORCH,
+        bind=_torch_cudnn,
+        refuses=_refuses_cudnn,
+        head_dims_apart=_FA4.head_dims_apart,
+    ),
+    replace(_FA4, operation="backward", module="flash_attn.cute.interface", bind=_flash_attn_4),
 )
 ON_CPU = by_name(
     CpuBaseline(
@@ -121,6 +180,6 @@ ON_CPU = by_name(
         "torch",
         "",
         _torch_cpu,
-        _takes_square_causal,
+        _refuses_on_cpu,
     )
 )

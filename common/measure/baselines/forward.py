@@ -28,7 +28,7 @@ class Output(NamedTuple):
     lse: torch.Tensor | None = None
 
 
-def _takes_square_causal(problem: Problem) -> str | None:
+def takes_square_causal(problem: Problem) -> str | None:
     """Its causal masks are aligned to the top left."""
     unequal = problem.causal and problem.seqlen_q != problem.seqlen_k
     return "takes no causal mask with seqlen_q != seqlen_k" if unequal else None
@@ -37,7 +37,7 @@ def _takes_square_causal(problem: Problem) -> str | None:
 def _takes_what_fits(problem: Problem) -> str | None:
     scores = 4 * problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
     too_large = f"would need {scores / 2**30:.0f} GiB for S" if scores > _SCORES_LIMIT else None
-    return too_large or _takes_square_causal(problem)
+    return too_large or takes_square_causal(problem)
 
 
 def _takes_contiguous(problem: Problem) -> str | None:
@@ -66,7 +66,7 @@ def _torch_flash_in_window(problem: Problem, tensors: Tensors) -> RunOnce:
     """By the operator beneath, which takes a window."""
     q, k, v = tensors.q, tensors.k, tensors.v
     kernel = torch.ops.aten._flash_attention_forward.default
-    causal, (left, right) = problem.causal, _window(problem, None)
+    causal, (left, right) = problem.causal, sides_of(problem, None)
     options = {"scale": problem.softmax_scale, "window_size_left": left, "window_size_right": right}
 
     def run() -> Output:
@@ -128,13 +128,13 @@ def _options(problem: Problem, everything: int | None) -> dict[str, Any]:
     """What every flash_attn_func takes, and of bounds what is asked for: early releases lack some."""
     options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
     if problem.window:
-        options["window_size"] = _window(problem, everything)
+        options["window_size"] = sides_of(problem, everything)
     if problem.softcap:
         options["softcap"] = problem.softcap
     return options
 
 
-def _window(problem: Problem, everything: int | None) -> tuple[int | None, int | None]:
+def sides_of(problem: Problem, everything: int | None) -> tuple[int | None, int | None]:
     """Its sides, with a library's word for all keys, whose number may be too large for the library's integers."""
     longest = max(problem.seqlen_q, problem.seqlen_k)
     left, right = (
@@ -227,7 +227,7 @@ BASELINES = by_name(
         package="cudnn",
         install=_TORCH,
         bind=_torch_cudnn,
-        refuses=_takes_square_causal,
+        refuses=takes_square_causal,
         head_dims_apart=_DEEPSEEK,
     ),
     _baseline(
@@ -287,5 +287,5 @@ _MATH = BASELINES["math"]
 SDPA = CpuBaseline(
     forward.OPERATION.name, "sdpa", "scaled_dot_product_attention (torch)", "torch", "torch", "", _sdpa, _MATH.refuses
 )
-AS_TORCH_CHOOSES = _baseline("sdpa", SDPA.title, "torch", "torch", _TORCH, _sdpa, _takes_square_causal)  # on a GPU
+AS_TORCH_CHOOSES = _baseline("sdpa", SDPA.title, "torch", "torch", _TORCH, _sdpa, takes_square_causal)  # on a GPU
 ON_CPU = by_name(SDPA, CpuBaseline(**vars(_MATH)))
