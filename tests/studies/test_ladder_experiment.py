@@ -81,7 +81,7 @@ def test_a_further_ladder_has_a_log_of_its_own(run, two_ladders):
 def test_rungs_of_two_ladders_are_not_measured_together(run, two_ladders):
     code, _, err = run("02", "more/02", *SMALL)
     assert code == console.EXIT_ERROR
-    assert "the rungs are of several ladders (the first, more): name one" in err
+    assert "the rungs are of several ladders (forward, more): name one" in err
 
 
 def rows():
