@@ -92,14 +92,15 @@ def _torch_flash(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 @contextmanager
 def _same_bits() -> Iterator[None]:
     """torch's operators ask its switch for them. It also has them fill what they allocate, which is no part of it."""
-    before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    filling: Any = torch.utils.deterministic  # which no type says the attribute of
+    mode, fills = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    filling.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        torch.set_deterministic_debug_mode(mode)
+        filling.fill_uninitialized_memory = fills
 
 
 def _torch_cudnn(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
