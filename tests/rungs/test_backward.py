@@ -165,6 +165,8 @@ def test_the_general_rungs_take_any(sizes):
         {"seqlen_q": 200, "seqlen_k": 300, "window_left": 90, "causal": True, "num_heads": 2, "dropout_p": 0.5},
         {"head_dim": 128, "seqlen_q": 100, "seqlen_k": 150, "causal": True, "options": {"wants_dq": False}},
         {"seqlen_q": 150, "seqlen_k": 100, "softcap": 5.0, "options": {"wants_dkv": False}},
+        {"head_dim": 72, "head_dim_v": 40, "seqlens_q": (100, 0, 130), "seqlens_k": (90, 1, 200), "num_heads": 2},
+        {"head_dim": 128, "head_dim_v": 64, "seqlen_q": 20, "seqlen_k": 400, "causal": True, "window_left": 30},
     ],
     ids=str,
 )

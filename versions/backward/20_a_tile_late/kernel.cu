@@ -27,6 +27,7 @@
 //     dq_full      of each adder: the warps of its warpgroup have put dQ there. dq_empty: the adder has read it
 //     added        in global memory, of each part of a tile of dQ: how many tiles of keys have been added
 //     barrier 1    of all consumers: no warp reads K any more
+#include "24_woven_general/narrower.cuh"
 #include "bounded_key_mask.cuh"
 #include "places.cuh"
 #include "weights.cuh"
@@ -52,7 +53,8 @@ using Tensors = std::conditional_t<packed, PackedBackwardParams, BackwardParams>
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
 using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
-using Params = std::conditional_t<dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
+using ApartTensors = std::conditional_t<dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
+using Params = std::conditional_t<narrower, Narrower<ApartTensors>, ApartTensors>;
 using Work = BackwardSequence<Params, packed>;
 using Mask = BoundedKeyMask<causal, window>;
 
@@ -109,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_q, block_m)) return;
-    prepare_tile<wants_dq && !deterministic, tile_sums / block_m>(work, workspaces, place.number);
+    prepare_tile<wants_dq && !deterministic, tile_sums / block_m>(work, workspaces, place.number, columns_of_v<narrower>(p));
     if (deterministic && threadIdx.x < num_groups)
         workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * num_groups + threadIdx.x] = 0;
 }
@@ -313,8 +315,10 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
     const int end_key = min(block_n, work.seqlen_k - first_key);
     scale(dk, p.softmax_scale);
     if constexpr (dropout) scale(dv, dropping.rescale);
-    store_keys(shared.v, warp_key, work.like_k(p.dv, p.dv_stride, head_k), p.dv_stride.row, first_key, end_key, dv);
-    store_keys(shared.k, warp_key, work.like_k(p.dk, p.dk_stride, head_k), p.dk_stride.row, first_key, end_key, dk);
+    store_keys(shared.v, warp_key, work.like_k(p.dv, p.dv_stride, head_k), p.dv_stride.row, first_key, end_key, dv,
+               columns_of_v<narrower>(p));
+    store_keys(shared.k, warp_key, work.like_k(p.dk, p.dk_stride, head_k), p.dk_stride.row, first_key, end_key, dk,
+               columns_of<narrower>(p));
 }
 
 FLASHLADDER_KERNEL(attention_backward, Params,
@@ -338,8 +342,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const PassingTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
     if ((window || packed) && tiles.count() <= 0) {  // no row sees them
         if (!wants_dkv) return;
-        clear_rows<Share::num_threads>(work.like_k(p.dk, p.dk_stride, place.head), p.dk_stride.row, first_key, last_key);
-        clear_rows<Share::num_threads>(work.like_k(p.dv, p.dv_stride, place.head), p.dv_stride.row, first_key, last_key);
+        clear_rows<Share::num_threads>(work.like_k(p.dk, p.dk_stride, place.head), p.dk_stride.row, first_key, last_key,
+                                       columns_of<narrower>(p));
+        clear_rows<Share::num_threads>(work.like_k(p.dv, p.dv_stride, place.head), p.dv_stride.row, first_key, last_key,
+                                       columns_of_v<narrower>(p));
         return;
     }
 
@@ -395,5 +401,5 @@ extern "C" __global__ void __launch_bounds__(finish_threads)
     wait_for_dependency();  // the sums are complete
     finish_tile(p.softmax_scale, !deterministic || has_keys ? load_sums<dq_cols>(sums) : DqSums{}, reinterpret_cast<dtype *>(memory),
                 work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row, p.dq_stride.row,
-                work.seqlen_q - first_row);
+                work.seqlen_q - first_row, columns_of<narrower>(p));
 }

@@ -81,9 +81,10 @@ __device__ inline MapPlace place_of_keys(const Work &work) {
 }
 
 // Zeros for the gradients of keys that no row sees.
-template <int num_threads, class T>
-__device__ inline void clear_rows(T *head, long long row_stride, int first, int last) {
+template <int num_threads, class T, class Columns>
+__device__ inline void clear_rows(T *head, long long row_stride, int first, int last, const Columns &columns) {
     constexpr int chunks = config::head_dim / chunk;
     for (int i = threadIdx.x; i < (last + 1 - first) * chunks; i += num_threads)
-        store_global_16(head + (first + i / chunks) * row_stride + i % chunks * chunk, {});
+        if (const int col = i % chunks * chunk; columns.has(col))
+            store_global_16(head + (first + i / chunks) * row_stride + col, {});
 }

@@ -1,6 +1,7 @@
 // The pass before the loop for any number of rows: what is known of rows, and their dQ in fp32, is padded to whole tiles. A
 // row of the padding has lse = inf, so that its P is 0.
 #pragma once
+#include "23_general/panels.cuh"
 #include "backward_params.cuh"
 #include "dot_chunk.cuh"
 #include "softmax/log2.cuh"
@@ -17,8 +18,9 @@ constexpr int row_lanes = config::head_dim <= 8 * chunk ? 8 : (config::head_dim 
 
 // lse and delta of a tile of rows of a head, and zeros for its dQ of `dq_cols` columns. `work` says where the rows of a
 // sequence are.
-template <bool has_dq = true, int dq_cols = config::head_dim, class Work>
-__device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &workspaces, int tile = blockIdx.x) {
+template <bool has_dq = true, int dq_cols = config::head_dim, class Work, class Columns = AllColumns>
+__device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &workspaces, int tile = blockIdx.x,
+                                    const Columns &columns = {}) {
     constexpr int rows_per_step = pass_threads / row_lanes;
     const auto &p = work.p;
     const int head = blockIdx.y;
@@ -38,7 +40,7 @@ __device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &wo
         const int in_tile = step + threadIdx.x / row_lanes, row = tile * config::block_m + in_tile;
         const bool is_row = row < work.rows();
         float sum = 0.0f;
-        if (is_row && col < config::head_dim) sum = dot_chunk(o + row * p.o_stride.row, dout + row * p.dout_stride.row);
+        if (is_row && col < config::head_dim && columns.has(col)) sum = dot_chunk(o + row * p.o_stride.row, dout + row * p.dout_stride.row);
 #pragma unroll
         for (int other = row_lanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffff, sum, other);
         if (col == 0 && in_tile < config::block_m) {

@@ -66,26 +66,26 @@ __device__ inline void store_scores(const HoistedReader<STile, T> &place, int ti
 }
 
 // dV or dK of a warp, in the place of its rows of V or K, which nobody reads any more, and from there to global memory.
-template <class T>
+template <class T, class Columns = AllColumns>
 __device__ inline void store_keys(T *shared, int warp_key, T *global, long long row_stride, int first_key, int end_key,
-                                  const Accumulator<16, config::head_dim> &sum) {
+                                  const Accumulator<16, config::head_dim> &sum, const Columns &columns = {}) {
     store_to_shared_hoisted<KTile>(shared, warp_key, sum);
     __syncwarp();
-    store_rows_before<KTile, 16, StoreDefault>(end_key, global + first_key * row_stride, row_stride, shared, warp_key);
+    store_rows_before<KTile, 16, StoreDefault>(end_key, global + first_key * row_stride, row_stride, shared, warp_key, columns);
 }
 
 constexpr int finish_threads = num_groups * warpgroup_threads;
 
 // The last pass: a warp's sums of dQ are scaled and rounded, and the CTA's tile is stored, as far as there are rows.
-template <class T>
+template <class T, class Columns = AllColumns>
 __device__ inline void finish_tile(float softmax_scale, Accumulator<16, dq_cols> dq, T *shared, T *global, long long row_stride,
-                                   int end_row) {
+                                   int end_row, const Columns &columns = {}) {
     constexpr int rows = config::block_m / (num_groups * 4);  // that a warp stores
     const DqPart part{warpgroup_index()};
     scale(dq, softmax_scale);
     store_block_to_shared<QTile>(shared, part.row + warp_index() % 4 * 16, part.col, dq);
     __syncthreads();  // the tile is whole
-    store_rows_before<QTile, rows, StoreDefault>(end_row, global, row_stride, shared, warp_index() * rows);
+    store_rows_before<QTile, rows, StoreDefault>(end_row, global, row_stride, shared, warp_index() * rows, columns);
 }
 template <class T>
 __device__ inline void finish_tile(const BackwardParams &p, Accumulator<16, dq_cols> dq, T *shared) {
