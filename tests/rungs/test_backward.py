@@ -22,7 +22,8 @@ from flashladder.tests.support.backward_rounding import bounded_by_flash_attenti
 pytestmark = pytest.mark.slow
 
 LADDER = "backward"
-RUNGS = catalog.versions(ladder=LADDER)
+WIDE = catalog.find(f"{LADDER}/21")
+RUNGS = [rung for rung in catalog.versions(ladder=LADDER) if rung != WIDE]
 ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", "options": {"dlse": True}}
 HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
 ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
@@ -40,7 +41,7 @@ def emulated(rung, task, tensors=None, expected=None, **overrides):
     """Runs a rung under the race detector and requires right gradients."""
     tensors = tensors or make_inputs(task)
     tensors.poison()
-    arch = "sm_90a" if rung in HOPPER else "sm_80"
+    arch = "sm_90a" if rung.instruction_set == "hopper" else "sm_80"
     report = on_emulator(build_one(rung, rung.config_for(task, **overrides), arch), task, tensors)
     verify(expected or expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
     return report
@@ -234,6 +235,35 @@ WHOLE = [catalog.find(f"{LADDER}/{number}") for number in ("13", "16", "18", "19
 )
 def test_hopper_rungs_take_any_lengths(rung, sizes):
     emulated(rung, problem(**sizes))
+
+
+@pytest.mark.parametrize(
+    ("ctas", "sizes"),
+    [
+        (1, {"head_dim": 256, "seqlen_q": 200, "seqlen_k": 80, "num_heads": 2, "num_heads_k": 1, "causal": True}),
+        (1, {"head_dim": 192, "seqlen_q": 70, "seqlen_k": 50, "batch": 2, "dtype": "fp16", "layout": "bhsd"}),
+        (1, {"head_dim": 192, "head_dim_v": 128, "seqlen_q": 200, "seqlen_k": 64, "layout": "padded"}),
+        (2, {"head_dim": 256, "seqlen_q": 300, "seqlen_k": 100, "dtype": "fp16", "layout": "padded"}),
+        (2, {"head_dim": 256, "seqlen_q": 90, "seqlen_k": 20, "causal": True}),
+        (2, {"head_dim": 192, "head_dim_v": 128, "seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1}),
+    ],
+    ids=str,
+)
+def test_wide_heads(ctas, sizes):
+    """One tile of Q, two and more; cut tiles of either; rows without keys; CTAs without keys, in a cluster."""
+    emulated(WIDE, problem(**sizes), ctas=ctas)
+
+
+def test_wide_heads_have_a_more_exact_ds():
+    """It comes of a P that is not rounded, and errors of dQ and dK are smaller than rung 11's."""
+    task = problem(head_dim=256)
+    errors = {}
+    for rung in (WIDE, ANY):
+        tensors = make_inputs(task)
+        emulated(rung, task, tensors)
+        exact = expect(task, tensors).exact
+        errors[rung] = [float((getattr(tensors, name) - exact[name]).square().mean()) ** 0.5 for name in ("dq", "dk")]
+    assert all(ours < 0.9 * of_11 for ours, of_11 in zip(errors[WIDE], errors[ANY], strict=True))
 
 
 @pytest.mark.parametrize("rung", [ANY, LAST, TILE_LATE], ids=lambda rung: rung.name)

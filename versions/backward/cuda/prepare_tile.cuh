@@ -40,7 +40,7 @@ __device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &wo
         const int in_tile = step + threadIdx.x / row_lanes, row = tile * config::block_m + in_tile;
         const bool is_row = row < work.rows();
         float sum = 0.0f;
-        if (is_row && col < config::head_dim && columns.has(col)) sum = dot_chunk(o + row * p.o_stride.row, dout + row * p.dout_stride.row);
+        if (is_row && col < config::head_dim_v && columns.has(col)) sum = dot_chunk(o + row * p.o_stride.row, dout + row * p.dout_stride.row);
 #pragma unroll
         for (int other = row_lanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffff, sum, other);
         if (col == 0 && in_tile < config::block_m) {

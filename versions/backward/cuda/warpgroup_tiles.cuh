@@ -14,14 +14,14 @@ using QTile = SwizzledPanels<config::block_m, config::head_dim>;  // of Q and dO
 using KTile = SwizzledPanels<config::block_n, config::head_dim>;  // of K and V
 using STile = SwizzledPanels<config::block_n, config::block_m>;   // of dS^T
 
-// The part of a tile of dQ that a warpgroup computes: 64 rows and 64 columns. Two have either all rows, or all columns.
+// A part of a tile of dQ, of a warpgroup: 64 rows and 64 columns. Together they have either all rows, or all columns.
 constexpr int dq_cols = 64;
+constexpr int dq_parts = config::block_m / 64 * QTile::panels;
 struct DqPart {
     int row, col;
 
     __device__ explicit DqPart(int group) : row(group * 64 % config::block_m), col(group * 64 / config::block_m * 64) {}
 };
-static_assert(config::block_m * ((config::head_dim + 63) / 64 * 64) == num_groups * 64 * dq_cols, "warpgroups share dQ");
 
 // A step: 64 rows of Q by the 64 keys of a warpgroup, 16 keys a warp. More rows would take more registers.
 constexpr int step_rows = 64;
@@ -66,26 +66,31 @@ __device__ inline void store_scores(const HoistedReader<STile, T> &place, int ti
 }
 
 // dV or dK of a warp, in the place of its rows of V or K, which nobody reads any more, and from there to global memory.
-template <class T, class Columns = AllColumns>
+template <class Tile = KTile, class T, class Columns = AllColumns>
 __device__ inline void store_keys(T *shared, int warp_key, T *global, long long row_stride, int first_key, int end_key,
-                                  const Accumulator<16, config::head_dim> &sum, const Columns &columns = {}) {
-    store_to_shared_hoisted<KTile>(shared, warp_key, sum);
+                                  const Accumulator<16, Tile::cols> &sum, const Columns &columns = {}) {
+    store_to_shared_hoisted<Tile>(shared, warp_key, sum);
     __syncwarp();
-    store_rows_before<KTile, 16, StoreDefault>(end_key, global + first_key * row_stride, row_stride, shared, warp_key, columns);
+    store_rows_before<Tile, 16, StoreDefault>(end_key, global + first_key * row_stride, row_stride, shared, warp_key, columns);
 }
 
-constexpr int finish_threads = num_groups * warpgroup_threads;
+constexpr int finish_threads = dq_parts * warpgroup_threads;
 
 // The last pass: a warp's sums of dQ are scaled and rounded, and the CTA's tile is stored, as far as there are rows.
 template <class T, class Columns = AllColumns>
 __device__ inline void finish_tile(float softmax_scale, Accumulator<16, dq_cols> dq, T *shared, T *global, long long row_stride,
                                    int end_row, const Columns &columns = {}) {
-    constexpr int rows = config::block_m / (num_groups * 4);  // that a warp stores
+    constexpr int warps = finish_threads / 32, rows = config::block_m / warps / 4 * 4;  // that a warp stores at a time
     const DqPart part{warpgroup_index()};
     scale(dq, softmax_scale);
     store_block_to_shared<QTile>(shared, part.row + warp_index() % 4 * 16, part.col, dq);
     __syncthreads();  // the tile is whole
-    store_rows_before<QTile, rows, StoreDefault>(end_row, global, row_stride, shared, warp_index() * rows, columns);
+#pragma unroll
+    for (int step = 0; step < config::block_m; step += warps * rows) {
+        const int row = step + warp_index() * rows;
+        if (config::block_m % (warps * rows) != 0 && row >= config::block_m) break;
+        store_rows_before<QTile, rows, StoreDefault>(end_row, global, row_stride, shared, row, columns);
+    }
 }
 template <class T>
 __device__ inline void finish_tile(const BackwardParams &p, Accumulator<16, dq_cols> dq, T *shared) {
