@@ -55,6 +55,10 @@ def cache_of(
     With cache_batch_idx each sequence of the cache is a page, and each of q has one: nothing is copied.
     UnsupportedProblemError for what is none.
     """
+
+    def fits(shape: torch.Size) -> bool:
+        return len(shape) == 2 and not validate.surely(shape[0] != q.shape[0])
+
     if q.dim() != 4:
         raise validate.misshapen("q", q, validate.BATCH)
     layout = _WHOLE if block_table is None else _PAGES
@@ -74,7 +78,9 @@ def cache_of(
         )
         return Cache(k_cache, v_cache, pages[:, None])
     if block_table is not None:
-        _check_table(block_table, q, k_cache)
+        validate.like(
+            "block_table", block_table, fits, torch.int32, q.device, f"with q it is ({q.shape[0]}, max_pages)"
+        )
     elif validate.surely(k_cache.shape[0] != q.shape[0]):
         raise UnsupportedProblemError(f"k_cache is of {k_cache.shape[0]} sequences, q of {q.shape[0]}")
     return Cache(k_cache, v_cache, block_table)
@@ -111,16 +117,19 @@ def _is_among(shape: torch.Size, shapes: Sequence[Sequence[int]]) -> bool:
     return False
 
 
-def _check_table(block_table: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor) -> None:
-    def fits(shape: torch.Size) -> bool:
-        return len(shape) == 2 and not validate.surely(shape[0] != batch)
+def check_pages(cache: Cache, lengths: torch.Tensor) -> None:
+    """UnsupportedProblemError where the page of one of so many keys, (batch), is no number of a page.
 
-    batch, num_pages = q.shape[0], k_cache.shape[0]
-    validate.like("block_table", block_table, fits, torch.int32, q.device, f"with q it is ({batch}, max_pages)")
-    if can_look_at(block_table) and not ((block_table >= -1) & (block_table < num_pages)).all():
+    Entries behind them may be anything.
+    """
+    if cache.table is None or not can_look_at(cache.table):
+        return
+    num_pages, page_size = cache.k.shape[:2]
+    used = cache.table[page_size * torch.arange(cache.table.shape[1]) < lengths[:, None]]
+    if not ((used >= -1) & (used < num_pages)).all():
         raise UnsupportedProblemError(
-            f"block_table has pages {int(block_table.min())} to {int(block_table.max())}; the cache has "
-            f"{num_pages}, from 0, and -1 is none"
+            f"block_table has pages {int(used.min())} to {int(used.max())}; the cache has {num_pages}, from 0, and -1 "
+            "is none"
         )
 
 
@@ -172,6 +181,7 @@ def new_keys(
         raise UnsupportedProblemError(
             f"cache_seqlens={lengths.tolist()} and {k.shape[1]} new keys: the cache has room for {room_of(cache)} keys"
         )
+    check_pages(cache, lengths + k.shape[1])
     if not new_places(cache, lengths, k.shape[1])[1].all():
         raise UnsupportedProblemError(
             f"block_table is -1, which is no page, where new keys come to: behind cache_seqlens={lengths.tolist()}"
@@ -277,6 +287,7 @@ def gathered(
     total = batch * longest
     if not torch.compiler.is_compiling():
         total = sequences.validate_bounds("k", cu_seqlens_k, total, longest)
+    check_pages(cache, cu_seqlens_k.diff())
     place = torch.arange(total, dtype=torch.int32, device=k.device)
     of = torch.searchsorted(cu_seqlens_k[1:].contiguous(), place, right=True).clamp_(max=batch - 1)
     keys = (place - cu_seqlens_k[of]).clamp_(0, room_of(cache) - 1)

@@ -58,9 +58,10 @@ def flash_attn_with_kvcache(
     """Attention of q, (batch, seqlen_q, heads, head_dim), over the first cache_seqlens keys of each sequence.
 
     k_cache and v_cache are (batch, seqlen, heads_k, head_dim); or, with a block_table (batch, max_pages) of int32,
-    pages (num_pages, page_size, heads_k, head_dim) of any size. cache_seqlens is (batch), int32, or one number for all;
-    None: all that there is room for. With cache_batch_idx, (batch), int32, the cache may have more sequences than q,
-    and they are q's in this order. Of each sequence the first cache_leftpad keys, (batch), int32, are not seen.
+    pages (num_pages, page_size, heads_k, head_dim) of any size. Entries of the table behind a sequence's keys may be
+    anything. cache_seqlens is (batch), int32, or one number for all; None: all that there is room for. With
+    cache_batch_idx, (batch), int32, the cache may have more sequences than q, and they are q's in this order. Of each
+    sequence the first cache_leftpad keys, (batch), int32, are not seen.
 
     New keys `k` and `v`, (batch, seqlen_new, heads_k, head_dim), are first written behind the cached ones, in place,
     and count as cached. With rotary_cos and rotary_sin, (positions, columns / 2), they and q are turned before. New
@@ -116,6 +117,7 @@ def flash_attn_with_kvcache(
     cache = caches.cache_of(q, k_cache, v_cache, block_table, cache_batch_idx, fp8)
     cache = caches.scaled(cache, k_descale, v_descale)
     lengths = caches.lengths_of(cache_seqlens, cache)
+    caches.check_pages(cache, lengths)
     if cache_leftpad is not None:
         cache_leftpad = caches.numbers_of("cache_leftpad", cache_leftpad, cache)
     if window_size is not validate.ALL:

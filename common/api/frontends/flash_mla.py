@@ -76,6 +76,7 @@ def flash_mla_with_kvcache(
     gradients.refuse(q, k_cache)
     cache = caches.cache_of(q, k_cache, k_cache, block_table, None)
     lengths = caches.lengths_of(cache_seqlens, cache)
+    caches.check_pages(cache, lengths)
     _check_columns(q, k_cache, validate.whole("head_dim_v", head_dim_v))
     flops.tell()
     return mla_decode(q, k_cache, block_table, lengths, validate.scale(softmax_scale), causal)
