@@ -19,8 +19,8 @@ from flashladder.tests.support.rung_table import draw
 
 pytestmark = pytest.mark.gpu
 LADDER = "backward"
-WIDE = catalog.find(f"{LADDER}/21")
-RUNGS = [rung for rung in catalog.versions(ladder=LADDER) if rung != WIDE]
+WIDE, PAIRS = (catalog.find(f"{LADDER}/{number}") for number in ("21", "22"))
+RUNGS = [rung for rung in catalog.versions(ladder=LADDER) if rung not in (WIDE, PAIRS)]
 HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
 ANY, LAST, IN_ORDER = (catalog.find(f"{LADDER}/{number}") for number in ("11", "18", "19"))
 SAME_BITS = {"options": {"deterministic": True}}
@@ -75,11 +75,15 @@ def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqle
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (192, 192), (192, 128)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
-@pytest.mark.parametrize(("dtype", "ctas"), [("bf16", 1), ("fp16", 1), ("bf16", 2)])
-def test_wide_heads_are_right_on_a_gpu(head_dim, head_dim_v, causal, seqlen_q, seqlen_k, dtype, ctas):
+@pytest.mark.parametrize(
+    ("rung", "dtype", "config"),
+    [(WIDE, "bf16", {}), (WIDE, "fp16", {}), (WIDE, "bf16", {"ctas": 2}), (PAIRS, "bf16", {}), (PAIRS, "fp16", {})],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_wide_heads_are_right_on_a_gpu(head_dim, head_dim_v, causal, seqlen_q, seqlen_k, rung, dtype, config):
     sizes = {"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal}
     sizes |= {"batch": 2, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "dtype": dtype, "layout": "padded"}
-    require_right_on_a_gpu(WIDE, problem(**sizes), ctas=ctas)
+    require_right_on_a_gpu(rung, problem(**sizes), **config)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])

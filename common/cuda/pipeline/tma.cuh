@@ -7,11 +7,11 @@
 struct QkvMaps { TensorMapBytes q, k, v; };
 struct QkvoMaps { TensorMapBytes q, k, v, o; };
 
-// Starts copying rows from `row` on of one head to a tile, panel by panel. One thread calls it.
+// Starts copying rows from `row` on of one head to a tile, panel by panel, of columns from `col` on. One thread calls it.
 template <class Tile, class T>
-__device__ inline void load_tile(T *shared, const TensorMapBytes &map, Mbarrier &full, int row, int head, int batch) {
+__device__ inline void load_tile(T *shared, const TensorMapBytes &map, Mbarrier &full, int row, int head, int batch, int col = 0) {
     full.arrive_expecting(Tile::panels * Tile::rows * 64 * sizeof(T));  // what lies behind its panels is not loaded
 #pragma unroll
     for (int panel = 0; panel < Tile::panels; ++panel)
-        tma_load(shared + Tile::step(0, panel * 64), map, full, panel * 64, row, head, batch);
+        tma_load(shared + Tile::step(0, panel * 64), map, full, col + panel * 64, row, head, batch);
 }

@@ -27,3 +27,13 @@ __device__ inline void wait_for_cluster(Mbarrier &barrier, uint32_t parity) {
                  "r"(parity)
                  : "memory");
 }
+
+// Stores 16 bytes to the shared memory of a CTA of the cluster, at an address that `in_cta` gives.
+__device__ inline void store_cluster_16(unsigned place, uint4 value) {
+    asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(place), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
+
+// As fence_proxy_async, of what was written to any CTA of the cluster.
+__device__ inline void fence_proxy_async_cluster() { asm volatile("fence.proxy.async.shared::cluster;" ::: "memory"); }
