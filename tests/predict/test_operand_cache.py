@@ -14,10 +14,10 @@ M_IS_KEPT = 1 << 2  # of an instruction's operands the third: m of S * unit - m
 
 
 def kept(rung, **fields):
-    """The share of the main loop's FFMA that ask the operand cache to keep their m."""
+    """Of the main loop's FFMA that subtract an m, the share that ask the operand cache to keep it."""
     version = catalog.find(rung)
     (artifact,) = build([BuildRequest(version, version.config(dtype="bf16", **fields), "sm_90a")])
-    ffma = [instruction for instruction in read(artifact).loop if instruction.opcode == "FFMA"]
+    ffma = [each for each in read(artifact).loop if each.opcode == "FFMA" and each.operands[3].startswith("-")]
     return sum(bool(instruction.control.reuse & M_IS_KEPT) for instruction in ffma) / len(ffma)
 
 
@@ -32,7 +32,8 @@ CASES = [*((LAST, kind) for kind in KINDS), *zip(BEFORE, itertools.cycle(KINDS),
 
 @pytest.mark.parametrize(("rung", "kind"), CASES, ids=str)
 def test_m_is_kept(rung, kind):
-    assert kept(rung, **kind) > 0.9
+    """The last rung has a second way for far rows, where an addition stands before each FFMA: a quarter of them."""
+    assert kept(rung, **kind) > (0.7 if rung == LAST else 0.9)
 
 
 def test_elements_in_turns_keep_it_by_luck():
