@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashladder.common import catalog, own
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import build_one, translate
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
@@ -100,7 +100,7 @@ def problem(**options):
 
 def emulate(rung, task):
     tensors = make_inputs(task)
-    on_emulator(build_one(rung, rung.config_for(task), "sm_90a"), task, tensors)
+    on_emulator(translate(rung, rung.config_for(task), "sm_90a"), task, tensors)
     verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.emulator import launch as emulation
 from flashladder.common.emulator.errors import RaceError
 from flashladder.common.errors import UnsupportedProblemError
@@ -42,7 +42,7 @@ def emulated(rung, task, tensors=None, expected=None, **overrides):
     tensors = tensors or make_inputs(task)
     tensors.poison()
     arch = "sm_90a" if rung.instruction_set == "hopper" else "sm_80"
-    report = on_emulator(build_one(rung, rung.config_for(task, **overrides), arch), task, tensors)
+    report = on_emulator(translate(rung, rung.config_for(task, **overrides), arch), task, tensors)
     verify(expected or expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
     return report
 
@@ -318,7 +318,7 @@ def test_rows_without_keys_have_none_whatever_their_lse_has():
     tensors.dlse[..., :20] = 0.0
     expected = expect(task, tensors)
     tensors.dlse[..., :20] = torch.nan
-    on_emulator(build_one(ANY, ANY.config_for(task), "sm_80"), task, tensors)
+    on_emulator(translate(ANY, ANY.config_for(task), "sm_80"), task, tensors)
     verify(expected, tensors.outputs, tensors.buffers).require("dlse")
 
 
@@ -346,7 +346,7 @@ def test_what_nobody_asks_for_costs_nothing(left_out):
     for name, gradient in partly.outputs.items():
         torch.testing.assert_close(gradient, getattr(tensors, name), rtol=0, atol=0 if name != "dq" else 2**-8)
     if left_out == "wants_dq":
-        launcher = Launcher(build_one(ANY, ANY.config_for(part), "sm_80"))
+        launcher = Launcher(translate(ANY, ANY.config_for(part), "sm_80"))
         launched = [launch.entry for launch in launcher.launches(part, partly, 2)]
         assert launched == ["backward_prepare", "attention_backward"]
         assert min(launcher.workspace_bytes(part)) <= 4
@@ -415,8 +415,8 @@ def test_the_bits_are_the_same_in_whatever_order_ctas_run(rung, sizes, monkeypat
 def test_additions_in_any_order_are_found(rung):
     """By two tiles of keys, in a kernel in which none waits for its turn."""
     task = problem(seqlen_q=64, seqlen_k=256)
-    artifact = build_one(rung, rung.config_for(task), "sm_90a" if rung in HOPPER else "sm_80")
-    on_emulator(artifact, task, make_inputs(task))
+    module = translate(rung, rung.config_for(task), "sm_90a" if rung in HOPPER else "sm_80")
+    on_emulator(module, task, make_inputs(task))
     task = problem(seqlen_q=64, seqlen_k=256, **SAME_BITS)
     with pytest.raises(RaceError, match="race on global memory: tensor workspace dq_sum"):
-        on_emulator(artifact, task, make_inputs(task))
+        on_emulator(module, task, make_inputs(task))

@@ -3,7 +3,7 @@
 import pytest
 
 from flashladder.common import catalog
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import translate
 from flashladder.common.runtime.launch import packed_mapped
 
 
@@ -11,7 +11,7 @@ from flashladder.common.runtime.launch import packed_mapped
 def test_a_map_ends_where_a_sequence_does(rows, heads):
     """Row r of a sequence that ends before row `end` is found, and the row behind its last one is outside."""
     rung = catalog.find("place_of_q")
-    (declared, *_) = build_one(rung, rung.config(packed=True), "sm_90a").launch.tensor_maps
+    (declared, *_) = translate(rung, rung.config(packed=True), "sm_90a").launch.tensor_maps
     strides = (0, 2048 if rows > 1 else 7, 128 if heads > 1 else 7)  # where there is one, a stride means nothing
     made = packed_mapped(declared, 1 << 20, "bf16", (1, rows, heads, 128), strides)
     for begin, end in {(0, rows), (rows // 3, rows // 2), (rows - 1, rows)} - {(0, 0)}:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashladder.common import catalog, console
-from flashladder.common.compiler.compile import build_one
+from flashladder.common.compiler.compile import translate
 from flashladder.common.errors import DeviceError
 from flashladder.common.measure.entrants import Entrant
 from flashladder.common.paths import PUBLISHED
@@ -159,7 +159,7 @@ def lone_top(seqlen_k):
 def test_many_small_weights_count(rung):
     problem, tensors, expected = lone_top(1024)
     version = catalog.find(rung)
-    on_emulator(build_one(version, version.config_for(problem), "sm_80"), problem, tensors, race=False)
+    on_emulator(translate(version, version.config_for(problem), "sm_80"), problem, tensors, race=False)
     assert (tensors.o / expected - 1).abs().max() < 2e-3
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flashladder.common import catalog, console, emulator
-from flashladder.common.compiler import BuildRequest, build_one
+from flashladder.common.compiler import BuildRequest, build_one, translate
 from flashladder.common.errors import BuildError, DeviceError, ResultsError
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
@@ -79,7 +79,7 @@ def test_a_stamped_rung_is_right_and_says_what_it_does(name, consumers, tile, mo
 
 
 def lanes_block(name):
-    return build_one(catalog.find(name), catalog.find(name).config(), "sm_90a").launch.block_n
+    return translate(catalog.find(name), catalog.find(name).config(), "sm_90a").launch.block_n
 
 
 def test_the_producer_waits_for_room_and_starts_copies(monkeypatch):
