@@ -5,6 +5,7 @@ CPU tensors are taken for ones on GPU -1, whose index they give.
 
 import contextlib
 import ctypes
+import dataclasses
 from types import SimpleNamespace
 
 import torch
@@ -12,6 +13,8 @@ import torch
 from flashladder.common.api import kvcache, operator
 from flashladder.common.catalog import launches
 from flashladder.common.catalog.ladder import Ladder, Launch
+from flashladder.common.compiler import Artifact, translate, translated
+from flashladder.common.compiler.artifact import RungKernel
 from flashladder.common.emulator import tensor_map
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.runtime import fast_path, gpu, ready, target
@@ -195,7 +198,30 @@ def for_attention(monkeypatch, gpu_name="h100"):
     forget_kernels(monkeypatch)
     monkeypatch.setattr(kvcache, "_planned", {})
     monkeypatch.setattr(ready, "is_gpu", lambda tensor: True)
+    monkeypatch.setattr(ready, "build_one", unassembled)
+    monkeypatch.setattr(ready, "cached", translated)
     return install(monkeypatch, gpu_name)
+
+
+class Unassembled(Artifact):
+    """One whose machine code is its PTX: what this driver loads it does not run."""
+
+    cubin = Artifact.ptx
+
+    @property
+    def code(self):
+        return self.ptx.read_text()
+
+
+def unassembled(version, config, arch):
+    """As `build_one`, without the time that ptxas takes."""
+    module = translate(version, config, arch)
+    fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    fields["kernels"] = tuple(
+        RungKernel(kernel.entry, kernel.launch, registers=32, spill_store_bytes=0, spill_load_bytes=0, stack_bytes=0)
+        for kernel in module.kernels
+    )
+    return Unassembled(**fields, compile_seconds=0.0, cached=False)
 
 
 def forget_kernels(monkeypatch):
