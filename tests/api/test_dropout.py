@@ -125,6 +125,7 @@ SLOPES = torch.tensor([0.3, 0.02])
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_o_and_gradients_are_those_of_the_mask_by_hand(dropout_p, options, device):
     inputs, dout = drawn(device)
     options = {name: x.to(device) if name == "slopes" else x for name, x in options.items()}
@@ -139,6 +140,7 @@ def test_o_and_gradients_are_those_of_the_mask_by_hand(dropout_p, options, devic
     require_alike((o, *gradients), (theirs, *torch.autograd.grad(theirs, exact, dout.double())))
 
 
+@pytest.mark.slow
 def test_the_log_sum_exps_gradient_beside_dropout(device):
     """It is that of all weights."""
     inputs, dout = drawn(device)

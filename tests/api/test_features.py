@@ -24,6 +24,7 @@ def drawn(*shape, seed=0, device="cpu"):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_registers_suffice():
     """In bytes of spill stores."""
     rung = catalog.find("24")
@@ -104,6 +105,7 @@ def test_torch_sees_an_operator(device):
     assert torch.equal(compiled(q), attention(q, q, q, alibi_slopes=slopes) * 2)
 
 
+@pytest.mark.slow
 def test_a_rung_can_be_asked_for_by_name():
     q, k, v = torch.randn(3, 150, 2, 64).bfloat16()
     starts = torch.tensor((0, 70, 70, 140), dtype=torch.int32)

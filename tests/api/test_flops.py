@@ -21,6 +21,7 @@ def counted(call, *tensors):
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (3, 0), "softcap": 2.0}], ids=["plain", "general"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.slow
 def test_both_passes_count(options, device):
     q, k = drawn(2, 20, 4, 64, device=device).requires_grad_(), drawn(2, 36, 2, 64, device=device).requires_grad_()
     shapes = (2, 4, 20, 64), (2, 2, 36, 64), (2, 2, 36, 64)

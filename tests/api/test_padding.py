@@ -61,6 +61,7 @@ def test_any_head_dim(head_dim, dtype, sinks):
 
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(192, 128), (64, 20), (40, 72)])
+@pytest.mark.slow
 def test_v_of_another_head_dim(head_dim, head_dim_v, device):
     q = drawn(1, 19, 4, head_dim, device=device)
     k, v = drawn(1, 30, 2, head_dim, seed=1, device=device), drawn(1, 30, 2, head_dim_v, seed=2, device=device)

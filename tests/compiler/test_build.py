@@ -380,6 +380,7 @@ def _not_sources(folder, names):
     return ignored | ({"build", "results"} if Path(folder) == ROOT else set())
 
 
+@pytest.mark.slow
 def test_installed_package_finds_its_kernels(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     shutil.copytree(ROOT, source, ignore=_not_sources)

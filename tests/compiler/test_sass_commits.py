@@ -67,6 +67,7 @@ def test_a_rung_is_found_where_it_lay_before_its_ladder_had_a_folder(tmp_path):
 
 
 @pytest.mark.git
+@pytest.mark.slow
 def test_each_kernel_has_its_verdict(ladder):
     found = compare(ladder, "01", "02", "03", "04", "05")
     assert {number: each.verdict for number, each in found.items()} == {

@@ -49,6 +49,7 @@ def test_torchs_kernel_takes_what_it_is_given():
     ]
 
 
+@pytest.mark.slow
 def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsys):
     """On a stand-in for an H100: the rung for packed sequences beside padding, and a row for each."""
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
@@ -69,6 +70,7 @@ def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsy
     assert rows["tflops"][2] == pytest.approx(flops / rows["time_us"][2] / 1e6), "of the work without padding"
 
 
+@pytest.mark.slow
 def test_a_configuration_may_be_asked_for(monkeypatch):
     """Of packed sequences; padded ones run as `attention` runs them."""
     fake_gpu.install(monkeypatch)

@@ -334,6 +334,7 @@ print(compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["pt
 """
 
 
+@pytest.mark.slow
 def test_triton_becomes_tensor_core_code_without_a_gpu():
     reference("triton")
     ptx = triton_process.run("-c", COMPILE_TRITON, capture_output=True, text=True, check=True).stdout

@@ -210,6 +210,7 @@ H200 = {("busy %", pipe): limit for pipe, limit in BUSY.items()}
 H200["executed", "SHFL"] = 0.11  # since it was measured, the rung looks for rows whose scores are far from 0
 
 
+@pytest.mark.slow
 def test_an_h200_counts_what_is_predicted():
     """wgmma with A in both places, TMA both ways, a queue of tiles, polls: each count has a figure that is not 0."""
     job = json.loads((WIDE_HEADS / "job.json").read_text())
@@ -336,6 +337,7 @@ def test_every_row_of_the_log_is_of_a_rung():
     assert len(rows) == sum(len(logged(instruction_set)[1]) for instruction_set in ("ampere", "hopper"))
 
 
+@pytest.mark.slow
 def test_what_an_h200_counted_is_what_was_predicted():
     """What docs/emulator.md says of results/profile.csv, for rungs of Hopper's instructions."""
     names, rows = logged("hopper")
@@ -348,6 +350,7 @@ def test_what_an_h200_counted_is_what_was_predicted():
         assert abs(float(row["predicted"]) - float(row["measured"])) <= limit * float(row["measured"]), row
 
 
+@pytest.mark.slow
 def test_what_an_h100_counted_is_what_was_predicted():
     """What docs/emulator.md says of results/profile.csv, for every rung of Ampere's instructions."""
     names, rows = logged("ampere")

@@ -122,6 +122,7 @@ def rings_of(steps):
     return " ".join(("+" if step.is_arrival else "-") + step.ring for step in steps if step.ring)
 
 
+@pytest.mark.slow
 def test_whose_tiles_are_waited_for_follows_from_their_order(tiles):
     """+ waits for a tile, - gives its place back."""
     found = {name: tuple(map(rings_of, (t.before, t.loop, t.after))) for name, t in tiles.items() if t}
@@ -135,6 +136,7 @@ def test_whose_tiles_are_waited_for_follows_from_their_order(tiles):
     }
 
 
+@pytest.mark.slow
 def test_a_tile_knows_its_kernel(tiles):
     assert tiles["16"] is None, "it has no warpgroup products"
     assert {name for name, t in tiles.items() if t and t.is_persistent} == {"33", "36"}
@@ -143,6 +145,7 @@ def test_a_tile_knows_its_kernel(tiles):
     assert all(t.blocks == pytest.approx(1) for t in tiles.values() if t)
 
 
+@pytest.mark.slow
 def test_a_place_that_is_never_given_back_is_not_waited_for(tiles):
     of_33 = tiles["33"]
     parts = (of_33.before, of_33.loop, of_33.after)
@@ -152,17 +155,20 @@ def test_a_place_that_is_never_given_back_is_not_waited_for(tiles):
     assert set(map(rings_of, _with_rings(bare[0], bare[1], kept, True))) == {""}
 
 
+@pytest.mark.slow
 def test_a_tile_survives_json(tiles):
     values = json.loads(json.dumps(dataclasses.asdict(tiles["33"])))
     assert TileWork.of_values(values) == tiles["33"]
 
 
+@pytest.mark.slow
 def test_a_longer_tile_follows_from_two_short_ones(tiles):
     spent = tiles["33"].cycles(1, RATES)
     assert spent.of(20) - spent.of(10) == pytest.approx(10 * spent.a_block)
     assert 2 * 16 * LONG < spent.a_block < 1.3 * 2 * 16 * LONG, "the products alone, and what slows them down"
 
 
+@pytest.mark.slow
 def test_code_outside_the_loop_costs_what_fetching_it_takes(tiles):
     of_33 = tiles["33"]
     longer = dataclasses.replace(of_33, after=of_33.after + (step("IADD3"),) * 500)

@@ -110,11 +110,13 @@ def workload(artifact, factor=1.0):
     return Workload(artifact, H100, 4 * 16 * 4096 // rows // 132 + 1, 4096 / keys, factor)
 
 
+@pytest.mark.slow
 def test_kernels_rank_as_they_did_on_an_h100(artifacts):
     predicted = [-workload(artifact).cycles() for artifact in artifacts]
     assert rank_correlation(predicted, [rate for _, _, rate in MEASURED]) > 0.8
 
 
+@pytest.mark.slow
 def test_times_are_in_the_right_range(artifacts):
     for artifact, (_, _, rate) in zip(artifacts, MEASURED, strict=True):
         seconds = workload(artifact).cycles() / (H100.boost_mhz * 1e6)
@@ -138,6 +140,7 @@ def test_what_an_instruction_costs_beside_mmas_is_the_tensor_cores_time():
         ({"seqlen_q": 512, "seqlen_k": 128, "causal": True}, (0 + 0 + 0 + 2) / 4),
     ],
 )
+@pytest.mark.slow
 def test_a_block_that_a_mask_cuts_is_computed_whole(artifacts, values, blocks):
     tile = artifacts[2].launch
     assert (tile.block_m, tile.block_n) == (128, 64)
@@ -157,10 +160,12 @@ def test_heads_that_share_keys_are_one_tile_and_memory_is_a_bound():
     assert "ladder mla" in cost.experience(artifact)
 
 
+@pytest.mark.slow
 def test_conflicts_make_a_kernel_slower(artifacts):
     assert workload(artifacts[0], 8.0).cycles() > 1.5 * workload(artifacts[0]).cycles()
 
 
+@pytest.mark.slow
 def test_a_loop_is_kept_in_the_cache(artifacts, monkeypatch):
     loop = MainLoop.of(artifacts[0])
     monkeypatch.setattr(cost.sass, "read", lambda artifact: pytest.fail("disassembled again"))

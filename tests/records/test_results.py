@@ -145,6 +145,7 @@ def writer(log, rows):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_writers_at_once_lose_nothing(log):
     processes = [writer(log, 10) for _ in range(4)]
     assert [process.wait() for process in processes] == [0] * 4
@@ -152,6 +153,7 @@ def test_writers_at_once_lose_nothing(log):
     assert (len(frame), damaged) == (4 * 10 * 5, [])
 
 
+@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_that_it_had_written(log):
     rng = random.Random(0)
     acknowledged = 0

@@ -291,6 +291,7 @@ def test_bench(run, folder, monkeypatch):
     assert task.rate(1.0) == pytest.approx((2 * 64 * (96 + 64) * 2 + 4 * 2 * 64) / 1e6)
 
 
+@pytest.mark.slow
 def test_tuner(folder):
     """Configurations are compiled, ranked and measured; the winner is found again. The worker knows the operation."""
     rung, task = catalog.find(f"{NAME}/01"), problem(options={"segment": 4})

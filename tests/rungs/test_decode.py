@@ -78,6 +78,7 @@ def test_any_lengths(version):
     assert (tensors.lse[0] == -torch.inf).all()
 
 
+@pytest.mark.slow
 def test_rows_of_a_long_group(version):
     """More than a tile has, from other inputs."""
     emulated(version, problem((37,), num_heads=8, num_heads_k=1, seqlen_q=3, seqlen_k=50, family="jump_rows"))
@@ -92,17 +93,20 @@ def test_rows_of_a_long_group(version):
         if columns not in (64, 128)
     ],
 )
+@pytest.mark.slow
 def test_other_columns(version, columns):
     """Some of the last 64 may not be there."""
     emulated(version, problem((0, 150), cut_into(version, 2), head_dim=columns, layout="padded"))
 
 
 @pytest.mark.parametrize("version", able("num_splits"))
+@pytest.mark.slow
 def test_splits(version):
     """Of more blocks than a ring has stages."""
     emulated(version, problem((1, 900), {"num_splits": 3}))
 
 
+@pytest.mark.slow
 def test_more_splits_than_there_are_keys_for():
     emulated(LAST, problem((1, 130), {"num_splits": 130}))
 
@@ -114,6 +118,7 @@ def test_more_splits_than_a_warp_has_lanes():
 
 
 @pytest.mark.parametrize("splits", [0, 2])
+@pytest.mark.slow
 def test_many_sequences_of_different_lengths(splits):
     emulated(LAST, mixed(num_splits=splits))
 
@@ -126,6 +131,7 @@ def test_pages_in_random_order(version, page_size):
 
 @pytest.mark.parametrize("page_size", [8, 128])
 @pytest.mark.parametrize("version", BY_TMA, ids=lambda version: version.name)
+@pytest.mark.slow
 def test_boxes_of_pages(version, page_size):
     """Behind the last key, a box has NaN."""
     options = {"paged": True, "page_size": page_size, **cut_into(version, 1)}
@@ -151,6 +157,7 @@ def test_bits_do_not_depend_on_the_rest_of_the_batch(rung, bounds):
     assert all(torch.equal(found[name], bits) for name, bits in expected.items())
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_who_is_late():
     task = problem((130,), {"num_splits": 3})
     on_time, late = (of_sequence(emulated(LAST, task, lagging=warps), 0) for warps in ((), (0,)))
@@ -189,6 +196,7 @@ BOUNDS = {  # each kind is compiled once
 
 
 @pytest.mark.parametrize("kind", BOUNDS)
+@pytest.mark.slow
 def test_bounds(kind):
     """NaN beyond lengths, in padding and in unused pages are never seen."""
     tensors = emulated(GENERAL, problem(**BOUNDS[kind], layout="padded"))
@@ -206,6 +214,7 @@ def test_bounds(kind):
     splits=st.sampled_from([0, 1, 3]),
     seed=st.integers(0, 99),
 )
+@pytest.mark.slow
 def test_any_bounds_together(lengths, rows, left, softcap, page_size, splits, seed):
     options = {"paged": True, "page_size": page_size, "leftpad": True, "num_splits": splits}
     bounds = {"window_left": left, "softcap": softcap, "alibi": True}
@@ -282,6 +291,7 @@ def broken(tmp_path, monkeypatch):
         (BY_TMA[1], "cuda/column_softmax.cuh", "named_barrier_sync(1, warpgroup_threads);", "race on shared memory"),
     ],
 )
+@pytest.mark.slow
 def test_a_fault_is_found(broken, rung, file, old, message):
     with pytest.raises(EmulatorError, match=f"(?s){message}"):
         emulated(broken(rung, file, old, old.partition(";")[2]), problem((1, 900), {"num_splits": 3}))

@@ -60,6 +60,7 @@ def require(problem, tensors, lse_rtol=5e-7):
 
 
 @pytest.mark.parametrize(("rung", "dtype", "unit"), CASES)
+@pytest.mark.slow
 def test_far_scores(rung, dtype, unit):
     problem, tensors = far(unit, dtype=dtype)
     on_emulator(built(catalog.find(rung), problem), problem, tensors, race=False)
@@ -67,6 +68,7 @@ def test_far_scores(rung, dtype, unit):
 
 
 @pytest.mark.parametrize("options", FURTHER, ids=str)
+@pytest.mark.slow
 def test_far_scores_with_all_else(options):
     problem, tensors = far(1e12, head_dim=128, **options)
     on_emulator(built(catalog.find("48"), problem), problem, tensors, race=False)

@@ -68,11 +68,13 @@ def require_independence(problem: Problem, device: str, arch: str, run, make=bui
 
 
 @pytest.mark.parametrize("kind", [*KINDS[::3], APART], ids=str)
+@pytest.mark.slow
 def test_rows_do_not_depend_on_others(kind):
     problem = Problem(batch=2, num_heads=2, seqlen_q=64, seqlen_k=280, **kind)
     require_independence(problem, "cpu", "sm_90a", EMULATED, translate)
 
 
+@pytest.mark.slow
 def test_a_batch_does_not_change_a_sequence():
     """Nor do more heads, which give other CTAs other tiles."""
     one = Problem(seqlen_q=70, seqlen_k=230, head_dim=64, causal=True)

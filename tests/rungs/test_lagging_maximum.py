@@ -11,6 +11,8 @@ from flashladder.common.problem.problem import DTYPES
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.support.designed import drawn_by, missed_of_each
 
+pytestmark = pytest.mark.slow
+
 # In log2, how far a score may pass the first block's before m is raised, before P is computed again, and before P is
 # infinite.
 LIMITS = {"bf16": (63, 122, 190), "fp16": (16, 60, 128)}

@@ -73,6 +73,7 @@ def test_any_lengths(version):
     ],
 )
 @pytest.mark.parametrize("version", OWN_COPIES, ids=name_of)
+@pytest.mark.slow
 def test_pages_parts_and_heads(version, options, sizes):
     task = problem((1, 130), options, dtype="fp16", **sizes)
     if version.takes(task):
@@ -84,6 +85,7 @@ def test_pages_parts_and_heads(version, options, sizes):
 
 @pytest.mark.parametrize("rung", ["mla/03", "mla/04", "mla/05"])
 @pytest.mark.parametrize("keys", [64, 128, 320])
+@pytest.mark.slow
 def test_whole_blocks_even_and_odd(rung, keys):
     """More blocks than the ring has stages, and none with rows to clear."""
     emulated(catalog.find(rung), problem((keys,), {"num_splits": 1}))
@@ -101,6 +103,7 @@ def test_parts_are_one_wave(monkeypatch):
     emulated(catalog.find("mla/05"), problem((320, 192)))
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_who_is_late(version):
     asked = problem((130,), {"num_splits": 2})
     task = asked if version.takes(asked) else problem((130,))  # the parts of a cluster
@@ -110,6 +113,7 @@ def test_bits_do_not_depend_on_who_is_late(version):
 
 @pytest.mark.parametrize(("dtype", "family"), [(dtype, name) for dtype in TELLING for name in TELLING[dtype].split()])
 @pytest.mark.parametrize("rung", ["mla/04", "mla/05", "mla/06"])
+@pytest.mark.slow
 def test_other_inputs(rung, dtype, family):
     """Of several blocks in each part, the two of rungs that are told how many, or those of a cluster."""
     asked = problem((300,), {} if rung == "mla/06" else {"num_splits": 2}, dtype=dtype, family=family)
@@ -212,6 +216,7 @@ def test_products_that_are_not_waited_for_are_not_built(tmp_path, monkeypatch, l
         ("mla/06", "kernel.cu", "cluster_sync();  // the parts are there", "race on|cluster|deadlock"),
     ],
 )
+@pytest.mark.slow
 def test_what_passes_between_warps_is_waited_for(tmp_path, monkeypatch, rung, file, old, message):
     task = problem((200,), {"num_splits": 2 if rung == "mla/05" else 1})
     if rung == "mla/06":

@@ -27,14 +27,27 @@ from flashladder.tests.support.rung_table import (
 EACH = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 
 
+def as_first_tested(rung):
+    """The problem and the configuration: in one head_dim and type; test_configurations.py has the others."""
+    problem = Problem(num_heads=2, seqlen_q=256, seqlen_k=384, **default_kind(rung))
+    return problem, tile_of(rung.config_for(problem))
+
+
 @EACH
 def test_default(rung):
-    """In one head_dim and type; test_configurations.py has the others."""
-    problem = Problem(num_heads=2, seqlen_q=256, seqlen_k=384, **default_kind(rung))
-    emulated(rung, problem, make=build_one, **tile_of(rung.config_for(problem)))
+    problem, tile = as_first_tested(rung)
+    emulated(rung, problem, **tile)
 
 
-@cases(LAUNCHED)
+@pytest.mark.slow
+@EACH
+def test_default_has_no_spills(rung):
+    """But those that a rung declares; nor does ptxas run its products one by one."""
+    problem, tile = as_first_tested(rung)
+    built(rung, problem, build_one, **tile)
+
+
+@cases(LAUNCHED, quick=(catalog.find("24"), catalog.find("48")))
 def test_what_attention_launches(check, rung):
     check(rung)
 

@@ -15,6 +15,8 @@ from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.support.designed import drawn_by, missed_of_each
 from flashladder.tests.support.rung_table import built
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 128  # keys
 EACH = 5  # in log2: a lane sums 32 P of a row, so that each of a whole block is so much below the sum
 # In log2, sums up to which nothing is done (P at most 1 on average), up to which P can be brought down again, and up to

@@ -29,6 +29,7 @@ def test_it_survives_and_drops_what_it_took():
     attacked(library.build_extension(fast_path.SOURCE))
 
 
+@pytest.mark.slow
 def test_sanitizers_find_nothing(tmp_path):
     """AddressSanitizer and UndefinedBehaviorSanitizer, with each of Python's objects in memory of its own."""
     command, _ = library.extension_command(fast_path.SOURCE)

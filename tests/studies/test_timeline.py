@@ -60,6 +60,7 @@ def emulated(name, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "consumers", "tile"), [("26", 1, 64), ("35", 2, 128)])
+@pytest.mark.slow
 def test_a_stamped_rung_is_right_and_says_what_it_does(name, consumers, tile, monkeypatch):
     lanes = emulated(name, monkeypatch)
     assert {lane.warpgroup for lane in lanes if lane.consumes} == set(range(consumers))

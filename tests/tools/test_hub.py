@@ -13,6 +13,8 @@ from flashladder.common import console
 from flashladder.common.paths import ROOT
 from flashladder.tools.commands import hub
 
+pytestmark = pytest.mark.slow
+
 USE = """
 import sys
 from pathlib import Path

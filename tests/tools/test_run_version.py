@@ -59,6 +59,7 @@ def cpu_seconds():
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slow
 def test_from_a_cold_cache_on_the_emulator(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
     command = [sys.executable, TOOL, "02", "--device", "emulator"]

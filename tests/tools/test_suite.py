@@ -53,6 +53,7 @@ def run(tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_what_is_marked_alone_runs_alone(run, tmp_path):
     done = run(JOURNAL, "-n", "3", "--dist", "worksteal")
     assert done.returncode == 0, done.stdout
@@ -67,6 +68,7 @@ def test_what_is_marked_alone_runs_alone(run, tmp_path):
     assert any(a[0] < b[1] and b[0] < a[1] for a in others for b in others if a != b), "nothing ran at once"
 
 
+@pytest.mark.slow
 def test_without_workers_what_is_alone_comes_last(run):
     done = run(JOURNAL, "-v")
     verdicts = [line.split("::")[1].split("[")[0] for line in done.stdout.splitlines() if " PASSED" in line]
@@ -78,6 +80,7 @@ def test_a_test_that_hangs_ends(pytestconfig):
     assert float(pytestconfig.getini("timeout")) > 0
 
 
+@pytest.mark.slow
 def test_before_a_release_each_part_has_a_test(tmp_path):
     assert not [part for part in release.PARTS if not (ROOT / part.partition("::")[0]).exists()]
     body = {"one": "pass", "two": "pytest.skip('no GPU')"}

@@ -90,6 +90,7 @@ def test_a_rung_is_tuned(run, simulated):
         ("1024,2048", {STUDY: "short", LONG_STUDY: "long"}),
     ],
 )
+@pytest.mark.slow
 def test_each_kind_of_problems_has_a_study_and_a_winner(run, simulated, seqlens, studies):
     code, out, err = run("02", "--gpu", "h100", "--seqlens", seqlens, "--tokens", "4096")
     assert code == 0, err
@@ -100,6 +101,7 @@ def test_each_kind_of_problems_has_a_study_and_a_winner(run, simulated, seqlens,
     assert found == {study: ("02_swizzling", kind) for study, kind in kinds.items()}
 
 
+@pytest.mark.slow
 def test_several_rungs_in_one_go(run, simulated):
     code, _, err = run("02", "04", "--gpu", "h100", "--study", "mine")
     assert code == 0, err
@@ -195,6 +197,7 @@ def test_what_a_budget_affords_to_compile(monkeypatch):
     assert campaign.affordable(float("inf"), 23) is None
 
 
+@pytest.mark.slow
 def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):
     code, out, err = run("02", "--gpu", "h100", "--only", "v_fragments=2", "ptxas_level=1,3")
     assert code == 0, err
@@ -208,6 +211,7 @@ def test_a_part_of_the_space_is_a_study_of_its_own(run, simulated):
 
 
 @pytest.mark.parametrize("arguments", [["--offline"], []])
+@pytest.mark.slow
 def test_without_a_gpu_it_ranks_and_says_that_it_predicts(run, arguments, monkeypatch):
     def missing():
         raise DeviceError("there is no NVIDIA driver")

@@ -21,6 +21,8 @@ from flashladder.tuner.job import Job, Ranking, SearchSettings
 from flashladder.tuner.ledger import is_gone, me, verdict_of
 from flashladder.tuner.worker import Comparison, Interrupted, Worker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def places(monkeypatch, tmp_path):

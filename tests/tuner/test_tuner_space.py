@@ -168,6 +168,7 @@ def test_the_default_is_that_of_the_gpu():
     assert space.default in space.configs
 
 
+@pytest.mark.slow
 class TestKernels:
     """Of a rung whose double_buffer makes no difference, and whose block_n=48 does not compile."""
 
@@ -221,6 +222,7 @@ class TestKernels:
             compile_all(Space.of(rung, (Problem(head_dim=64),)), load_gpu("a100"))
 
 
+@pytest.mark.slow
 def test_spills_are_left_out_but_never_the_default():
     space = space_of("16")
     few = [space.default, *[config for config in space.configs if _spills(config)][:2]]

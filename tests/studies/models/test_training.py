@@ -13,6 +13,7 @@ from flashladder.common.studies.models.training import OURS, TORCHS, Run
 from flashladder.tools.commands import train
 
 
+@pytest.mark.slow
 def test_two_steps_on_the_emulator(capsys, tmp_path):
     """The command itself: losses are torch's but for rounding, and gradients within the rule."""
     files = {option: str(tmp_path / name) for option, name in (("--picture", "losses.png"), ("--record", "qkv.npz"))}
