@@ -157,6 +157,7 @@ def test_the_log_sum_exps_gradient_beside_dropout(device):
 @pytest.mark.parametrize(
     "options", [{}, {"window": (12, None), "softcap": 1.5, "slopes": SLOPES}], ids=["plain", "all"]
 )
+@pytest.mark.slow
 def test_packed_sequences_are_those_of_the_mask_by_hand(options, device):
     """Each has its own part of the mask, that of a batch of the longest."""
     (q, k, v), dout = drawn(device, batch=1, seqlen_q=43, seqlen_k=60)

@@ -144,6 +144,7 @@ def test_every_head_dim_that_is_not_copied_is_a_rungs(rung):
 
 
 @pytest.mark.parametrize("columns", [20, 160])
+@pytest.mark.slow
 def test_another_head_dim(device, columns, monkeypatch):
     """No kernel has it: caches are copied, and new keys still written to them."""
     monkeypatch.setitem(globals(), "COLUMNS", columns)

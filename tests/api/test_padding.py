@@ -50,6 +50,7 @@ def near(found, expected, dtype=torch.bfloat16):
 @given(st.integers(1, 64), st.sampled_from([torch.bfloat16, torch.float16]), st.booleans())
 @example(59, torch.bfloat16, True)
 @example(111, torch.float16, False)
+@pytest.mark.slow
 def test_any_head_dim(head_dim, dtype, sinks):
     q = drawn(1, 9, 4, head_dim, dtype=dtype)
     k, v = drawn(2, 1, 30, 2, head_dim, dtype=dtype, seed=1)
@@ -78,6 +79,7 @@ def test_v_of_another_head_dim(head_dim, head_dim_v, device):
     near(alone, [x[0] for x in exact(q, k, v, causal=True)])
 
 
+@pytest.mark.slow
 def test_sinks_beside_a_window_and_rows_without_keys(device):
     q, (k, v), sinks = (
         drawn(2, 40, 4, 64, device=device),

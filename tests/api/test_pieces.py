@@ -55,6 +55,7 @@ def trained(call, *inputs):
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (1, 6, 3)], ids=["sequences", "heads"])
+@pytest.mark.slow
 def test_both_passes(sizes, in_pieces):
     batch, heads, heads_k = sizes
     q, k, v = normal(batch, 5, heads, 64), normal(batch, 7, heads_k, 64, seed=1), normal(batch, 7, heads_k, 64, seed=2)

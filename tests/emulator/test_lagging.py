@@ -63,6 +63,7 @@ def test_what_shows_only_where_a_warp_lags(warps, lagging):
 
 
 @pytest.mark.parametrize("version", LAST, ids=lambda version: version.name)
+@pytest.mark.slow
 def test_rungs_do_not_mind(version):
     """Whichever warpgroup lags, nothing is reported, and O is the same bit for bit. All rungs: test_mutations.py."""
     smallest = {name: min(version.choices[name].values) for name in ("block_m", "block_n")}

@@ -58,6 +58,7 @@ def test_rounds_that_are_swapped_are_no_pairs():
     assert found["step_high"] - found["step_low"] > 0.05
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_step_covers_the_truth():
     """In at least 85 of 100 ladders whose rounds have a noise of a per cent."""
     inside = 0
