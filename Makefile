@@ -17,7 +17,7 @@ help:
 	@echo 'make doctor          what this machine has and lacks, and what mends it'
 	@echo 'make quick           a part of the tests: about a minute'
 	@echo 'make test            the tests: about 8 minutes on two cores'
-	@echo 'make test-long       those that take longer: about 25 minutes on two cores'
+	@echo 'make test-long       those that take longer: about 30 minutes on two cores'
 	@echo 'make test-gpu        what runs on a GPU before each release: about 8 minutes'
 	@echo 'make test-public     Hopper kernels that others wrote; fetches their sources, or FLASHLADDER_PUBLIC=DIR has them'
 	@echo 'make lint            ruff, clang-format and mypy: about a minute'
