@@ -221,7 +221,7 @@ def unassembled(version, config, arch):
         RungKernel(kernel.entry, kernel.launch, registers=32, spill_store_bytes=0, spill_load_bytes=0, stack_bytes=0)
         for kernel in module.kernels
     )
-    return Unassembled(**fields, compile_seconds=0.0, cached=False)
+    return Unassembled(**{**fields, "compile_seconds": 0.0, "cached": False})  # a module of the cache may have both
 
 
 def forget_kernels(monkeypatch):
