@@ -16,7 +16,7 @@ help:
 	@echo 'make venv            makes .venv alone: what running needs, without the tests'
 	@echo 'make doctor          what this machine has and lacks, and what mends it'
 	@echo 'make quick           a part of the tests: about a minute'
-	@echo 'make test            the tests: about 8 minutes on two cores'
+	@echo 'make test            the tests: about 8 minutes on two cores; the first time 12, as kernels are compiled'
 	@echo 'make test-long       those that take longer: about 30 minutes on two cores'
 	@echo 'make test-gpu        what runs on a GPU before each release: about 8 minutes'
 	@echo 'make test-public     Hopper kernels that others wrote; fetches their sources, or FLASHLADDER_PUBLIC=DIR has them'
