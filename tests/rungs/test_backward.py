@@ -7,45 +7,32 @@ from hypothesis import strategies as st
 
 from flashladder.common import catalog
 from flashladder.common.compiler import translate
-from flashladder.common.emulator import launch as emulation
-from flashladder.common.emulator.errors import RaceError
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
-from flashladder.common.runtime import execute
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.common.runtime.launch import Launcher
 from flashladder.tests.support.backward_rounding import bounded_by_flash_attention
+from flashladder.tests.support.backward_rungs import (
+    ALL_ELSE,
+    ANY,
+    HOPPER,
+    IN_ORDER,
+    LADDER,
+    LAST,
+    PAIRS,
+    RUNGS,
+    SAME_BITS,
+    TILE_LATE,
+    WIDE,
+    WITH_DROPOUT,
+    emulated,
+    problem,
+)
 
 pytestmark = pytest.mark.slow
-
-LADDER = "backward"
-WIDE, PAIRS = (catalog.find(f"{LADDER}/{number}") for number in ("21", "22"))
-RUNGS = [rung for rung in catalog.versions(ladder=LADDER) if rung not in (WIDE, PAIRS)]
-ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", "options": {"dlse": True}}
-HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
-ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
-LAST, IN_ORDER = (catalog.find(f"{LADDER}/{number}") for number in ("18", "19"))
-TILE_LATE = catalog.find(f"{LADDER}/20")  # any attention on Hopper
-SAME_BITS = {"options": {"deterministic": True}}
-
-
-def problem(**sizes):
-    length = {} if "seqlens_q" in sizes else {"seqlen_q": 128}
-    return Problem(**{**length, "head_dim": 64, **sizes}, operation=LADDER)
-
-
-def emulated(rung, task, tensors=None, expected=None, **overrides):
-    """Runs a rung under the race detector and requires right gradients."""
-    tensors = tensors or make_inputs(task)
-    tensors.poison()
-    arch = "sm_90a" if rung.instruction_set == "hopper" else "sm_80"
-    report = on_emulator(translate(rung, rung.config_for(task, **overrides), arch), task, tensors)
-    verify(expected or expect(task, tensors), tensors.outputs, tensors.buffers).require(rung.name)
-    return report
-
 
 # The operation
 
@@ -376,47 +363,3 @@ def test_a_mask_leaves_tiles_out():
     square = {"seqlen_q": 256}
     full, causal = (emulated(rung, problem(**square, causal=mask)).mma_flops for mask in (False, True))
     assert causal / full == pytest.approx(6 / 8)
-
-
-# The same bits each time
-
-
-@pytest.mark.parametrize(
-    ("rung", "sizes"),
-    [
-        (IN_ORDER, {"seqlen_q": 70, "seqlen_k": 300, "dtype": "fp16", "head_dim": 128}),
-        (IN_ORDER, {"seqlen_q": 140, "seqlen_k": 300, "causal": True, "num_heads": 2, "num_heads_k": 1}),
-        (TILE_LATE, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),
-        (TILE_LATE, {"seqlens_q": (70, 0, 130), "seqlens_k": (20, 10, 300), "causal": True, "head_dim": 128}),
-        (ANY, {"seqlen_q": 100, "seqlen_k": 300, "dtype": "fp16", "num_heads": 2, "num_heads_k": 1}),
-        (ANY, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),
-        (ANY, {"seqlens_q": (70, 0, 130), "seqlens_k": (20, 10, 300), "causal": True}),
-    ],
-    ids=str,
-)
-def test_the_bits_are_the_same_in_whatever_order_ctas_run(rung, sizes, monkeypatch):
-    """All at once, begun in the order of the launch, and from the last one on; and two by two and one by one, as on so
-    many SMs: nobody waits for a CTA that is launched later. The race detector finds additions in no order."""
-    task = problem(**sizes, **SAME_BITS)
-    found = []
-    in_order = emulation.ordered_ctas
-    for backwards, together in ((False, 132), (True, 132), (False, 2), (False, 1)):
-        monkeypatch.setattr(
-            emulation, "ordered_ctas", lambda *grid, step=-1 if backwards else 1: in_order(*grid)[::step].copy()
-        )
-        monkeypatch.setattr(execute, "CHUNK", together)
-        tensors = make_inputs(task)
-        emulated(rung, task, tensors)
-        found.append([tensors.by_name[name].clone() for name in ("dq", "dk", "dv")])
-    assert all(all(map(torch.equal, found[0], each)) for each in found[1:])
-
-
-@pytest.mark.parametrize("rung", [LAST, ANY], ids=lambda rung: rung.name)
-def test_additions_in_any_order_are_found(rung):
-    """By two tiles of keys, in a kernel in which none waits for its turn."""
-    task = problem(seqlen_q=64, seqlen_k=256)
-    module = translate(rung, rung.config_for(task), "sm_90a" if rung in HOPPER else "sm_80")
-    on_emulator(module, task, make_inputs(task))
-    task = problem(seqlen_q=64, seqlen_k=256, **SAME_BITS)
-    with pytest.raises(RaceError, match="race on global memory: tensor workspace dq_sum"):
-        on_emulator(module, task, make_inputs(task))

@@ -5,7 +5,6 @@ import random
 import pytest
 import torch
 
-from flashladder.common import catalog
 from flashladder.common.compiler import build_one
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.families import FAMILIES
@@ -14,16 +13,11 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import device_arch
 from flashladder.tests.support.backward_rounding import bounded_by_flash_attention
+from flashladder.tests.support.backward_rungs import ANY, HOPPER, IN_ORDER, LADDER, LAST, PAIRS, RUNGS, SAME_BITS, WIDE
 from flashladder.tests.support.right_on_gpu import require_right_on_a_gpu
 from flashladder.tests.support.rung_table import draw
 
 pytestmark = pytest.mark.gpu
-LADDER = "backward"
-WIDE, PAIRS = (catalog.find(f"{LADDER}/{number}") for number in ("21", "22"))
-RUNGS = [rung for rung in catalog.versions(ladder=LADDER) if rung not in (WIDE, PAIRS)]
-HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
-ANY, LAST, IN_ORDER = (catalog.find(f"{LADDER}/{number}") for number in ("11", "18", "19"))
-SAME_BITS = {"options": {"deterministic": True}}
 
 
 def problem(**sizes):

@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 MODELS = ("Llama", "Mistral", "Llama4Text", "ModernBert")
 TESTS = [
     *(f"test_architectures.py::test_it_runs_on_ours_or_says_why[{name}]" for name in MODELS),
-    "test_transformers.py::test_masks_are_those_of_sdpa",
-    "test_transformers.py::test_packed_masks_are_those_of_sdpa",
+    "test_transformers_masks.py::test_masks_are_those_of_sdpa",
+    "test_transformers_masks.py::test_packed_masks_are_those_of_sdpa",
     "test_transformers.py::test_a_sliding_window_in_a_static_cache[cpu]",
     "test_transformers_training.py::test_a_compiled_model_trains[cpu-Qwen3-ones-forward]",
     "test_transformers_training.py::test_a_compiled_model_trains[cpu-Mistral-packed-packed]",
