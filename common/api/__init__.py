@@ -74,7 +74,7 @@ def attention(
     is wanted and no rung computes, dropout in more sequences or heads than the 65,535 that a launch may have, and an
     `out` that shares memory with an input; ConfigError for an unknown version.
     """
-    is_open = window is OPEN or (type(window) is tuple and window == OPEN)
+    is_open = type(window) is tuple and window == OPEN
     is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
     if is_open and alibi_slopes is None and sinks is None and is_plain and (cpp := operator.in_cpp()):
         onlookers, plain = operator.onlookers, operator.plain

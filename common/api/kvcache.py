@@ -120,7 +120,7 @@ def flash_attn_with_kvcache(
     caches.check_pages(cache, lengths)
     if cache_leftpad is not None:
         cache_leftpad = caches.numbers_of("cache_leftpad", cache_leftpad, cache)
-    if window_size is not validate.ALL:
+    if not validate.is_same(window_size, validate.ALL):
         window_size = validate.pair("window_size", window_size, -1)
     is_causal, window = validate.mask(causal, window_size, caches.room_of(cache))
     left, right = validate.window(window, is_causal)

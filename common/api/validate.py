@@ -212,11 +212,16 @@ def pair(name: str, value: Any, everything: int | None) -> tuple[Any, Any]:
     return left, right
 
 
+def is_same(value: object, usual: object) -> bool:
+    """Whether it is the tuple of most calls, which come often. torch 2.11 does not trace that: False under compile."""
+    return not torch.compiler.is_compiling() and value is usual
+
+
 def window(value: Window, causal: bool = False) -> Window:
     """A window as kernels take it: under a causal mask nobody sees a key to the right. UnsupportedProblemError for what
     is none.
     """
-    if value is OPEN:
+    if is_same(value, OPEN):
         return OPEN
     left, right = (None if each is None else rows("window", each) for each in pair("window", value, None))
     return left, None if causal else right
@@ -227,7 +232,7 @@ def mask(causal: bool, window_size: tuple[int, int] | torch.Tensor, seqlen_k: in
 
     None to the right is causal.
     """
-    if window_size is ALL:  # as in most calls, which come often
+    if is_same(window_size, ALL):
         return causal, OPEN
     bounds = pair("window_size", window_size, -1)
     left, right = (None if surely(bound < 0) or surely(bound >= seqlen_k) else bound for bound in bounds)
