@@ -19,6 +19,7 @@
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
 #include "key_mask.cuh"
+#include "key_operand.cuh"
 #include "padded_pass.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -44,16 +45,6 @@ constexpr int last_row = block_m - step_rows;  // of a tile, where a step begins
 // The sums of this warp in a tile of dQ.
 __device__ inline float *sums_of_warp(float *dq_sum, long long padded_row) {
     return dq_sum + padded_row * head_dim + warp_index() * warp_sums;
-}
-
-// K and V as operands of S^T and dP^T: in shared memory, or a warp's 16 keys in registers.
-using KeyOperand = std::conditional_t<held_keys, HeldA<16, head_dim>, ByRows<KTile>>;
-__device__ inline void start_operand(ByRows<KTile> &a, const dtype *tile, int warp_key) { a.start(tile, warp_key); }
-__device__ inline void start_operand(HeldA<16, head_dim> &a, const dtype *tile, int warp_key) {
-    HoistedReader<KTile, dtype> reader;
-    reader.start(tile, warp_key);
-#pragma unroll
-    for (int step = 0; step < head_dim / 16; ++step) ldmatrix_x4(a.block[step][0], reader.address(0, step * 16));
 }
 
 struct Maps { TensorMapBytes q, dout, k, v; };

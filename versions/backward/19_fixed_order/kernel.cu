@@ -22,6 +22,7 @@
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
 #include "key_mask.cuh"
+#include "key_operand.cuh"
 #include "padded_pass.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -50,16 +51,6 @@ struct CountedWorkspaces : PaddedWorkspaces {
     unsigned *added;  // to each tile of dQ: tiles of keys
 };
 FLASHLADDER_WORKSPACE(added, unsigned, "batch * num_heads * cdiv(seqlen_q, block_m)");
-
-// K and V as operands of S^T and dP^T: in shared memory, or a warp's 16 keys in registers.
-using KeyOperand = std::conditional_t<held_keys, HeldA<16, head_dim>, ByRows<KTile>>;
-__device__ inline void start_operand(ByRows<KTile> &a, const dtype *tile, int warp_key) { a.start(tile, warp_key); }
-__device__ inline void start_operand(HeldA<16, head_dim> &a, const dtype *tile, int warp_key) {
-    HoistedReader<KTile, dtype> reader;
-    reader.start(tile, warp_key);
-#pragma unroll
-    for (int step = 0; step < head_dim / 16; ++step) ldmatrix_x4(a.block[step][0], reader.address(0, step * 16));
-}
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {

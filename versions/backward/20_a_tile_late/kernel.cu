@@ -29,15 +29,16 @@
 //     barrier 1    of all consumers: no warp reads K any more
 #include "24_woven_general/narrower.cuh"
 #include "bounded_key_mask.cuh"
-#include "places.cuh"
-#include "weights.cuh"
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
+#include "key_operand.cuh"
 #include "pipeline/roles.cuh"
+#include "places.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "row_pipeline.cuh"
 #include "turns.cuh"
 #include "warpgroup_tiles.cuh"
+#include "weights.cuh"
 
 #include <type_traits>
 
@@ -66,16 +67,6 @@ static_assert(tile_sums == 8192 && num_groups == 2);
 struct CountedWorkspaces : PaddedWorkspaces {
     unsigned *added;  // to each warpgroup's part of a tile of dQ: tiles of keys
 };
-
-// K and V as operands of S^T and dP^T: in shared memory, or a warp's 16 keys in registers.
-using KeyOperand = std::conditional_t<held_keys, HeldA<16, head_dim>, ByRows<KTile>>;
-__device__ inline void start_operand(ByRows<KTile> &a, const dtype *tile, int warp_key) { a.start(tile, warp_key); }
-__device__ inline void start_operand(HeldA<16, head_dim> &a, const dtype *tile, int warp_key) {
-    HoistedReader<KTile, dtype> reader;
-    reader.start(tile, warp_key);
-#pragma unroll
-    for (int step = 0; step < head_dim / 16; ++step) ldmatrix_x4(a.block[step][0], reader.address(0, step * 16));
-}
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
