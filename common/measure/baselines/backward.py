@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
+from flashladder.common.measure.baselines import CpuBaseline, RunOnce, by_name
 from flashladder.common.measure.baselines import forward as of_forward
 from flashladder.common.measure.baselines.forward import sides_of, takes_square_causal
 from flashladder.common.problem.config import listing
@@ -146,31 +146,12 @@ def _torch_cpu(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     return run
 
 
-_FA4 = of_forward.BASELINES["fa4"]
-_TORCH = "pip install torch (a CUDA build)"
-_baseline = partial(Baseline, "backward")
+_of = partial(replace, operation="backward")
+_FORWARD = of_forward.BASELINES
 BASELINES = by_name(
-    _baseline(
-        name="fa2",
-        title="FlashAttention-2 (torch)",
-        module="torch",
-        package="torch",
-        install=_TORCH,
-        bind=_torch_flash,
-        refuses=_takes_no(DLSE),
-        bounds=("window",),
-    ),
-    _baseline(
-        name="cudnn",
-        title="cuDNN (torch)",
-        module="torch",
-        package="cudnn",
-        install=_TORCH,
-        bind=_torch_cudnn,
-        refuses=_refuses_cudnn,
-        head_dims_apart=_FA4.head_dims_apart,
-    ),
-    replace(_FA4, operation="backward", module="flash_attn.cute.interface", bind=_flash_attn_4),
+    _of(_FORWARD["fa2"], bind=_torch_flash, refuses=_takes_no(DLSE)),
+    _of(_FORWARD["cudnn"], bind=_torch_cudnn, refuses=_refuses_cudnn),
+    _of(_FORWARD["fa4"], module="flash_attn.cute.interface", bind=_flash_attn_4),
 )
 ON_CPU = by_name(
     CpuBaseline(
