@@ -22,7 +22,6 @@ from flashladder.tests.support.backward_rungs import (
     IN_ORDER,
     LADDER,
     LAST,
-    PAIRS,
     RUNGS,
     SAME_BITS,
     TILE_LATE,
@@ -239,20 +238,6 @@ def test_hopper_rungs_take_any_lengths(rung, sizes):
 def test_wide_heads(ctas, sizes):
     """One tile of Q, two and more; cut tiles of either; rows without keys; CTAs without keys, in a cluster."""
     emulated(WIDE, problem(**sizes), ctas=ctas)
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"head_dim": 256, "seqlen_q": 300, "seqlen_k": 100, "dtype": "fp16", "layout": "padded"},
-        {"head_dim": 256, "seqlen_q": 90, "seqlen_k": 20, "causal": True},
-        {"head_dim": 192, "seqlen_q": 140, "seqlen_k": 200, "num_heads": 2, "num_heads_k": 1, "causal": True},
-        {"head_dim": 192, "head_dim_v": 128, "seqlen_q": 130, "seqlen_k": 50, "batch": 2, "layout": "bhsd"},
-    ],
-    ids=str,
-)
-def test_pairs_of_ctas(sizes):
-    emulated(PAIRS, problem(**sizes))
 
 
 def test_wide_heads_have_a_more_exact_ds():

@@ -13,7 +13,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import device_arch
 from flashladder.tests.support.backward_rounding import bounded_by_flash_attention
-from flashladder.tests.support.backward_rungs import ANY, HOPPER, IN_ORDER, LADDER, LAST, PAIRS, RUNGS, SAME_BITS, WIDE
+from flashladder.tests.support.backward_rungs import ANY, HOPPER, IN_ORDER, LADDER, LAST, RUNGS, SAME_BITS, WIDE
 from flashladder.tests.support.right_on_gpu import require_right_on_a_gpu
 from flashladder.tests.support.rung_table import draw
 
@@ -71,7 +71,7 @@ def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqle
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
 @pytest.mark.parametrize(
     ("rung", "dtype", "config"),
-    [(WIDE, "bf16", {}), (WIDE, "fp16", {}), (WIDE, "bf16", {"ctas": 2}), (PAIRS, "bf16", {}), (PAIRS, "fp16", {})],
+    [(WIDE, "bf16", {}), (WIDE, "fp16", {}), (WIDE, "bf16", {"ctas": 2})],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_wide_heads_are_right_on_a_gpu(head_dim, head_dim_v, causal, seqlen_q, seqlen_k, rung, dtype, config):
