@@ -190,7 +190,9 @@ def outcome_of(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def verdict_of(trial: FrozenTrial) -> str:
-    """The verdict of a trial; empty while it is under way."""
+    """The verdict of a trial; empty while it is under way, also between the two writes of `finish`."""
+    if not trial.state.is_finished():
+        return ""
     if trial.state == TrialState.FAIL and not outcome_of(trial):
         return ABANDONED  # its heartbeat stopped
     return str(outcome_of(trial).get("verdict", ""))

@@ -165,7 +165,8 @@ def test_what_a_dead_search_measured_is_kept(study, monkeypatch):
     trial = dead.claim("abc", PARAMS, {})
     monkeypatch.setattr(dead, "_complete", lambda *_: None)
     dead.finish(trial, MEASURED, 1.25)
-    assert alive.trials()[0].state == TrialState.RUNNING
+    (found,) = alive.valid()
+    assert (found.state, verdict_of(found)) == (TrialState.RUNNING, ""), "who reads it now finds no ratio"
     alive.rescue()
     assert (alive.trials()[0].state, alive.trials()[0].value) == (TrialState.COMPLETE, 1.25)
 
