@@ -11,6 +11,8 @@
       - {rung: decode/06, config: {block_n: 64}}
     search:                what its rungs are tuned for where nobody says: all of these together, and how they are timed
       {batch: [1, 8], seqlens: [1024, 8192], mode: cold_graph}
+    cells:                 problems that are published beside official kernels, in groups (`flashladder bench --cells`)
+      plain: {cases: {d64: {head_dim: 64}}, causal: [true], seqlens: [1024, 4096]}
 
 `when` reads the fields of a kind (common/problem/kind.py), its options and its classes. Of those that are rivals, the
 tuner's winners decide which goes first. Where one with `only: true` holds, no other is asked: it says what it lacks.
@@ -70,6 +72,15 @@ class Search(Declared):
     mode: Mode = "hot"
 
 
+class Cells(Declared):
+    """A group of problems: each case with each mask, at each length or, packed, in each mix of lengths."""
+
+    cases: dict[StrictStr, Fields]  # fields of a problem and options, by words for tables
+    causal: tuple[StrictBool, ...] = (False, True)
+    seqlens: tuple[StrictInt, ...] = (1024, 4096, 16384)
+    mixes: tuple[StrictStr, ...] = ()  # of common/measure/packing.py, instead of lengths
+
+
 class Ladder(Declared):
     """What a ladder.yaml says."""
 
@@ -79,6 +90,7 @@ class Ladder(Declared):
     classes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     launches: tuple[Launch, ...] = ()
     search: Search = Search()
+    cells: dict[StrictStr, Cells] = Field(default_factory=dict)
 
     @property
     def lengths(self) -> dict[str, int]:

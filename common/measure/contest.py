@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
 
+from flashladder.common.catalog import kind_of
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.errors import DeviceError, first_line
 from flashladder.common.measure import l2
@@ -20,6 +21,7 @@ from flashladder.common.measure.timing import Contender, Measurement, TimingSett
 from flashladder.common.problem.check import Check, expect, verify
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.inputs import Tensors, allocate, make_inputs
+from flashladder.common.problem.kind import SHORT
 from flashladder.common.problem.problem import DTYPES, LSE, Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import faults_named
@@ -141,16 +143,19 @@ class Arena:
                 self._bind(baseline)
 
     def _bind(self, baseline: Baseline) -> None:
-        """Lets it take part, unless it fails at its first launch: what a package was built with is known to no one."""
+        """Lets it take part, unless it fails or is wrong: what a package was built with is known to no one."""
         try:
             contender = self._instance.official(baseline)
-            contender.launch()
+            faults = contender.check().faults
         except DeviceError:
             raise
         except Exception as error:  # a foreign package may fail in any way
             self.absent[baseline.name] = f"{baseline.title} failed: {first_line(error)}"
         else:
-            self._theirs.append(contender)
+            if faults:
+                self.absent[baseline.name] = f"{baseline.title} is wrong at {self.problem.name}: {faults[0]}"
+            else:
+                self._theirs.append(contender)
 
     def hold(self, kernels: Mapping[str, Artifact | Configured], settings: TimingSettings | None) -> Contest:
         """Check the kernels and, with settings, time those that are right. DeviceError at a fault."""
@@ -182,6 +187,25 @@ class Arena:
     def _hard_instances(self) -> list[ProblemInstance]:
         """Where few keys count, 16-bit torch may be exact, which no kernel need be."""
         return [ProblemInstance(problem, self._device, ulps=1) for problem in hard_problems(self.problem)]
+
+
+def to_warm(baselines: Sequence[Baseline], problems: Sequence[Problem]) -> list[tuple[Baseline, Problem]]:
+    """Those that compile their kernels, each with the smallest problem of each kind that it takes."""
+    pairs: dict[object, tuple[Baseline, Problem]] = {}
+    for baseline in baselines:
+        if baseline.compiles and not baseline.missing():
+            for problem in sorted(problems, key=lambda each: each.flops):
+                if not baseline.refusal(problem):
+                    kind = replace(kind_of(problem), length=SHORT)  # of any length
+                    same = (baseline.name, kind, problem.num_heads // problem.num_heads_k)
+                    pairs.setdefault(same, (baseline, problem))
+    return list(pairs.values())
+
+
+def warm(baseline: Baseline, problem: Problem, device: str = "cuda") -> None:
+    """Has it compile what it needs for problems of this kind. Whether it can, a contest tells."""
+    with suppress(Exception):  # a foreign package may fail in any way
+        baseline.prepare(problem, make_inputs(problem, device))()
 
 
 def hold(

@@ -49,6 +49,30 @@ class Entrant:
         self.version.check(problem, config)
         return config
 
+    def request(self, problem: Problem, place: Target) -> BuildRequest:
+        """What is compiled for a problem there. UnsupportedProblemError where the rung refuses it."""
+        return BuildRequest(self.version, self.config(problem, place.gpu), place.arch)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Of each problem the rung that calls launch, in the configuration that they take."""
+
+    operation: str
+
+    @property
+    def label(self) -> str:
+        return self.operation
+
+    @property
+    def kernel(self) -> Version:
+        """One of the rungs."""
+        return catalog.find(catalog.ladder_of(self.operation).launches[-1].rung)
+
+    def request(self, problem: Problem, place: Target) -> BuildRequest:
+        """What is compiled for a problem there. UnsupportedProblemError where calls launch no rung for it."""
+        return BuildRequest(*catalog.choice(problem, place.card), place.arch)
+
 
 @dataclass(frozen=True)
 class ReferenceEntrant:
@@ -75,14 +99,22 @@ class ReferenceEntrant:
         return Configured(self.reference, config)
 
 
-def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entrant | ReferenceEntrant:
+AnyEntrant: TypeAlias = Entrant | Launched | ReferenceEntrant
+
+
+def parse(text: str, values: dict[str, Value], device: str = "gpu") -> AnyEntrant:
     """'16', '16@block_m=128' or 'triton'; what stands after the @ goes before `values`. Device: gpu or cpu.
+
+    An operation, such as 'backward', is what calls of it launch.
 
     Raises DeviceError, ToolchainError or ConfigError for what cannot run on that device of this machine.
     """
     from flashladder.common.measure.references import device_for
     from flashladder.common.runtime import target
 
+    if catalog.ladder_of(text).launches:
+        target.resolve(device, None)
+        return Launched(text)
     name, _, own = text.partition("@")
     kernel = catalog.find_implementation(name)
     suffix, values = f"@{own}" if own else "", values | parse_values(own)
@@ -94,12 +126,12 @@ def parse(text: str, values: dict[str, Value], device: str = "gpu") -> Entrant |
 
 
 def assemble_all(
-    entrants: Sequence[Entrant | ReferenceEntrant], problems: Sequence[Problem], device: str
+    entrants: Sequence[AnyEntrant], problems: Sequence[Problem], device: str
 ) -> tuple[dict[Problem, dict[str, Artifact | Configured]], list[str]]:
     """Rungs and references: for each problem those that take it; and why others take no part."""
     from flashladder.common.runtime import target
 
-    ladder = [entrant for entrant in entrants if isinstance(entrant, Entrant)]
+    ladder = [entrant for entrant in entrants if not isinstance(entrant, ReferenceEntrant)]
     rungs, left_out = assemble(ladder, problems, target.resolve(device, None)) if ladder else ({}, [])
     lineup: dict[Problem, dict[str, Artifact | Configured]] = {}
     for problem in problems:
@@ -115,15 +147,16 @@ def assemble_all(
     return lineup, left_out
 
 
-def assemble(entrants: Sequence[Entrant], problems: Sequence[Problem], place: Target) -> tuple[Lineup, list[str]]:
+def assemble(
+    entrants: Sequence[Entrant | Launched], problems: Sequence[Problem], place: Target
+) -> tuple[Lineup, list[str]]:
     """For each problem the entrants that take it, all compiled at once; and why others take no part."""
     requests: dict[tuple[Problem, str], BuildRequest] = {}
     left_out = []
     for problem in problems:
         for entrant in entrants:
             try:
-                config = entrant.config(problem, place.gpu)
-                requests[problem, entrant.label] = BuildRequest(entrant.version, config, place.arch)
+                requests[problem, entrant.label] = entrant.request(problem, place)
             except UnsupportedProblemError as error:
                 left_out.append(f"left out: {error}")
     distinct = list(dict.fromkeys(requests.values()))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from flashladder.common import catalog
+from flashladder.common.records.cell_results import is_of_cell
 from flashladder.common.records.ladders import Limits, field_titles, means, titles
 from flashladder.common.records.log import Damage
 from flashladder.common.records.run_files import read_all
@@ -23,7 +24,8 @@ def read(folder: Path, damaged: list[Damage]) -> dict[str, pd.DataFrame]:
     found = {}
     for name in catalog.ladders():
         logs = read_all(folder, f"{name}_*", BENCH, damaged)
-        rows = [completed(frame).assign(gpu=gpu) for gpu, frame in logs.items()]
+        others = {gpu: frame[~is_of_cell(frame)] for gpu, frame in logs.items()}  # cells have a page of their own
+        rows = [completed(frame).assign(gpu=gpu) for gpu, frame in others.items()]
         if timed := [frame[frame["ratio"].notna()] for frame in rows if frame["ratio"].notna().any()]:
             found[name] = pd.concat(timed)
     return found

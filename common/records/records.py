@@ -25,7 +25,8 @@ from flashladder.common.problem.check import Check
 from flashladder.common.problem.config import spelled
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records.cells import base
-from flashladder.common.records.log import Cell, Log
+from flashladder.common.records.log import Cell as Value
+from flashladder.common.records.log import Log
 from flashladder.common.records.run_files import SCRATCH, RunLog
 from flashladder.common.records.schemas import (
     ACCURACY,
@@ -47,11 +48,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from flashladder.common.emulator import Report
+    from flashladder.common.measure.cells import Cell
     from flashladder.common.measure.contest import Contest
     from flashladder.common.measure.references import Configured
     from flashladder.common.measure.timing import Measurement
 
-Row = dict[str, Cell]
+Row = dict[str, Value]
 
 _RUNS_OF: Counter[str] = Counter()  # runs of this process by second
 
@@ -233,10 +235,16 @@ def of_measurement(measurement: Measurement, name: str, problem: Problem, baseli
 
 
 def of_contest(
-    contest: Contest, run: str, kernels: Mapping[str, Artifact | Configured], on_gpu: bool = True
+    contest: Contest,
+    run: str,
+    kernels: Mapping[str, Artifact | Configured],
+    on_gpu: bool = True,
+    cell: Cell | None = None,
 ) -> dict[str, Row]:
     """A row for each contender, by its name; of those that were not timed, without figures."""
     place = {"run": run} | of_place(on_gpu, host.title()) | of_problem(contest.problem)
+    if cell:
+        place |= {"group": cell.group, "case": cell.case, "mix": cell.mix}
     measurement = contest.measurement
     timed = measurement.checks if measurement else {}
     rows = {}

@@ -115,14 +115,17 @@ _COUNTERS = {
 _ALWAYS = ("time", "device", "version", *_SIZES, "dtype", "causal")
 _TIMED = ("ratio", "ratio_low", "ratio_high", "time_us", "tflops", "baseline", "baseline_us", "rounds")
 RUNS = Schema({**PLACE, **KERNEL, **PROBLEM, **CHECK, **RESOURCES, **_TIMES, **_COUNTERS}, _ALWAYS, _TIMED)
-BENCH = Schema({"run": Name, **PLACE, **KERNEL, **PROBLEM, **CHECK, **RESOURCES, **_TIMES}, ("run", *_ALWAYS), _TIMED)
+# Empty but in rows of cells (common/measure/cells.py): the group, the case, and of packed sequences the mix of lengths.
+_CELL = {"group": Name, "case": Words, "mix": Words}
+_COMPARED = {"run": Name, **PLACE, **KERNEL, **PROBLEM, **CHECK, **RESOURCES, **_TIMES}
+BENCH = Schema({**_COMPARED, **_CELL}, ("run", *_ALWAYS), _TIMED)
 # Kind: of a rung in its own or in the fixed configuration, or of one of the field beside it. Chosen_by, of an own
 # configuration: tuner, or default as in all rows without it. Round_us: the time of each round in microseconds, in
 # order; those of one run and problem are of the same rounds, so that any two of them can be paired.
 LADDER = Schema(
     {
         "kind": Annotated[Name, one_of("own", "fixed", "field")],
-        **BENCH.columns,
+        **_COMPARED,
         "chosen_by": Annotated[Name, one_of("tuner", "default")],
         "round_us": RoundTimes,
     },
@@ -181,7 +184,7 @@ PACKED = Schema(
 SAMPLES = Schema(
     {
         "run": Name,
-        "problem": Pairs,
+        "problem": Words,
         "contender": Name,
         "mode": Name,
         "round": int,

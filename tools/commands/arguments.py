@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _DTYPES = ("bf16", "fp16")
 TOKENS = 16384  # of a row of benchmarks, where nobody says
+_SHAPES = ("seqlens", "causal", "batch", "tokens", "heads", "heads_k", "head_dim", "head_dim_v", "dtype", "family")
+_PROBLEMS = (*_SHAPES, "set", "lse", "window", "softcap")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +110,12 @@ def add_shapes(parser: argparse.ArgumentParser, seqlens: str | None, families: S
     usual = ",".join(families)
     group.add_argument("--family", type=_names, metavar="NAME[,NAME]", help=f"of inputs (default: {usual})")
     _add_options(group)
+
+
+def of_problems(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """The options of a row of problems that are not at their defaults."""
+    given = [name for name in _PROBLEMS if getattr(arguments, name) != parser.get_default(name)]
+    return [f"--{'no-' if name == 'lse' else ''}{name.replace('_', '-')}" for name in given]
 
 
 def _numbers(text: str) -> list[int]:

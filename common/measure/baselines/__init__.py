@@ -54,6 +54,7 @@ class Baseline:
     bounds: tuple[str, ...] = ()  # which of `_BOUNDS` it is asked for
     max_head_dim: int = 256
     head_dims_apart: tuple[tuple[int, int], ...] = ()  # pairs of head_dim and another head_dim_v that it takes
+    compiles: bool = False  # a kernel at the first call of each kind, which takes seconds
 
     def missing(self) -> str | None:
         """Why it cannot be used here, with the line that mends it; None when it can."""

@@ -271,6 +271,7 @@ BASELINES = by_name(
         arches=(9, 10),
         bounds=("window", "softcap"),
         head_dims_apart=_DEEPSEEK,
+        compiles=True,
     ),
     _baseline(
         name="flashinfer",
@@ -280,6 +281,7 @@ BASELINES = by_name(
         install="pip install flashinfer-python",
         bind=_flashinfer,
         refuses=_takes_contiguous,
+        compiles=True,
     ),
     _baseline("xformers", "xFormers", "xformers.ops", "xformers", "pip install xformers", _xformers, _takes_no_groups),
 )
