@@ -19,13 +19,17 @@ KIND = "bench"  # of the summary's lines, beside those of the first ladder's own
 _ALIKE = ["gpu", "dtype", "head_dim", "causal", "run", "version", "config"]  # what a line is of
 
 
-def read(folder: Path, damaged: list[Damage]) -> dict[str, pd.DataFrame]:
-    """By ladder the rows with figures, with a column for the GPU."""
+def read(folder: Path, damaged: list[Damage]) -> dict[str, dict[str, pd.DataFrame]]:
+    """By ladder and GPU all rows; damaged ones go to `damaged`."""
+    logs = {name: read_all(folder, f"{name}_*", BENCH, damaged) for name in catalog.ladders()}
+    return {name: {gpu: completed(frame) for gpu, frame in of_gpus.items()} for name, of_gpus in logs.items()}
+
+
+def of_shapes(logs: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """By ladder the rows with figures, with a column for the GPU; those of cells are cell_results.py's."""
     found = {}
-    for name in catalog.ladders():
-        logs = read_all(folder, f"{name}_*", BENCH, damaged)
-        others = {gpu: frame[~is_of_cell(frame)] for gpu, frame in logs.items()}  # cells have a page of their own
-        rows = [completed(frame).assign(gpu=gpu) for gpu, frame in others.items()]
+    for name, of_gpus in logs.items():
+        rows = [frame[~is_of_cell(frame)].assign(gpu=gpu) for gpu, frame in of_gpus.items()]
         if timed := [frame[frame["ratio"].notna()] for frame in rows if frame["ratio"].notna().any()]:
             found[name] = pd.concat(timed)
     return found

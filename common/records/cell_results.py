@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import geometric_mean
 
 import pandas as pd
 
-from flashladder.common import catalog
 from flashladder.common.measure import baselines
-from flashladder.common.records.log import Damage
-from flashladder.common.records.run_files import read_all
-from flashladder.common.records.schemas import BENCH
-from flashladder.common.records.slowdowns import completed
 
 FASTEST = "fastest rung"  # in the place of a rung: of each cell the one with the least time
 _PLACE = ["group", "case", "causal", "size"]
@@ -67,15 +61,13 @@ class Ratios:
     worst: CellResult
 
 
-def read(folder: Path, damaged: list[Damage]) -> dict[str, dict[str, pd.DataFrame]]:
-    """By ladder and GPU the rows of cells, where there are any."""
-    found = {}
-    for ladder in catalog.ladders():
-        logs = read_all(folder, f"{ladder}_*", BENCH, damaged)
-        rows = {gpu: timed for gpu, frame in logs.items() if len(timed := latest(completed(frame)))}
-        if rows:
-            found[ladder] = rows
-    return found
+def of_logs(logs: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, dict[str, pd.DataFrame]]:
+    """By ladder and GPU the rows of cells in what was logged, where there are any."""
+    found = {
+        ladder: {gpu: rows for gpu, frame in of_gpus.items() if len(rows := latest(frame))}
+        for ladder, of_gpus in logs.items()
+    }
+    return {ladder: of_gpus for ladder, of_gpus in found.items() if of_gpus}
 
 
 def is_of_cell(rows: pd.DataFrame) -> pd.Series[bool]:

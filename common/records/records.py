@@ -243,6 +243,7 @@ def of_contest(
 ) -> dict[str, Row]:
     """A row for each contender, by its name; of those that were not timed, without figures."""
     place = {"run": run} | of_place(on_gpu, host.title()) | of_problem(contest.problem)
+    known = baselines.of(contest.problem.operation)
     if cell:
         place |= {"group": cell.group, "case": cell.case, "mix": cell.mix}
     measurement = contest.measurement
@@ -250,9 +251,11 @@ def of_contest(
     rows = {}
     for name, check in {**timed, **contest.checks}.items():
         kernel = of_kernel(kernels[name]) if name in kernels else {"version": name}
+        if cell and name in known:
+            kernel["release"] = known[name].version
         figures: Row = {}
         if measurement and name in timed:
-            baseline = baselines.of(contest.problem.operation).get(measurement.baseline)
+            baseline = known.get(measurement.baseline)
             figures = of_measurement(measurement, name, contest.problem, baseline.version if baseline else "")
         rows[name] = place | kernel | of_check(check) | figures
     return rows

@@ -37,7 +37,7 @@ def of_groups(cells: Sequence[CellResult]) -> Iterator[CellTable]:
     """For each group every kernel's TFLOP/s in each cell, and behind it the ratio."""
     for group, among in by_group(cells).items():
         sizes = _sizes(among)
-        rows = [line for _, row in _rows_of(among) for line in _lines(row, sizes)]
+        rows = [line for _, row in rows_of(among) for line in _lines(row, sizes)]
         title = f"{group}: TFLOP/s, and the fastest official kernel's time / its own"
         yield CellTable(title, ["case", "mask", "kernel", *numbers(*sizes)], rows)
 
@@ -77,7 +77,7 @@ def _sizes(cells: Sequence[CellResult]) -> list[str]:
     return sorted(found, key=int) if all(size.isdigit() for size in found) else found
 
 
-def _rows_of(cells: Sequence[CellResult]) -> Iterator[tuple[tuple[str, str], list[CellResult]]]:
+def rows_of(cells: Sequence[CellResult]) -> Iterator[tuple[tuple[str, str], list[CellResult]]]:
     """By case and mask the cells of all sizes."""
     found: dict[tuple[str, str], list[CellResult]] = {}
     for cell in cells:

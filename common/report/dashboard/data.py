@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flashladder.common.records import benches, ladders
+from flashladder.common.records import benches, cell_results, ladders
 from flashladder.common.records.cells import Arch, ConfigText, Name, Pairs, PositiveFloat
 from flashladder.common.records.ladder_runs import Ladder
 from flashladder.common.records.log import Damage, Log, Schema
@@ -46,6 +46,7 @@ class Results:
     bench: pd.DataFrame
     references: pd.DataFrame
     cells: dict[str, pd.DataFrame]  # by GPU: rungs beside the field, of each head_dim, mask and length
+    of_cells: dict[str, dict[str, pd.DataFrame]]  # by ladder and GPU: what `bench --cells` timed
     tuning: dict[str, pd.DataFrame]  # by study
     sass: dict[str, pd.DataFrame]  # by GPU: opcode counts of the rungs
     experiments: dict[str, pd.DataFrame]  # by name, those with rows
@@ -61,13 +62,15 @@ class Results:
             damaged.extend(wrong)
             return frame
 
+        logs = benches.read(folder, damaged)
         return cls(
             ladders=ladders.read(folder, damaged),
-            benches=benches.read(folder, damaged),
+            benches=benches.of_shapes(logs),
             runs=rows(Log(folder / "runs.csv", RUNS)),
             bench=rows(RunLog(folder, SCRATCH, BENCH)),
             references=completed(rows(RunLog(folder, "references", BENCH))),
             cells={gpu: completed(found) for gpu, found in read_all(folder, "cells_*", BENCH, damaged).items()},
+            of_cells=cell_results.of_logs(logs),
             tuning={path.stem: rows(Log(path, TUNING)) for path in sorted(folder.glob("tuning/*.csv"))},
             sass=read_all(folder, "sass_*", SASS, damaged),
             experiments={
