@@ -77,8 +77,8 @@ def attention(
     is_open = type(window) is tuple and window == OPEN
     is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
     if is_open and alibi_slopes is None and sinks is None and is_plain and (cpp := operator.in_cpp()):
-        onlookers, plain = operator.onlookers, operator.plain
-        done = cpp.straight(onlookers, plain, q, k, v, out, causal, softmax_scale, version, return_lse)
+        asked = causal, softmax_scale, version, return_lse, deterministic
+        done = cpp.straight(operator.onlookers, operator.plain, q, k, v, out, *asked, differentiable.attach)
         if done is not None:
             return done
     q, k, v = validate.inputs(BATCH, q, k, v)

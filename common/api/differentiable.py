@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,12 +17,16 @@ from flashladder.common.api.operator import LIBRARY, are_observed
 from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import DETERMINISTIC, Problem
+from flashladder.common.runtime.launch import PROBLEMS_KEPT
 from flashladder.common.runtime.ready import check_apart, check_out, choice_for
 
 OPERATION = "backward"
 
+# The plans of problems that came often, as fast_path.cpp finds them.
+planned: dict[bytes, tuple[Any, ...]] = {}
+
 _Gradients = tuple[torch.Tensor | None, ...]
-_INPUTS = ("q", "k", "v")
+_INPUTS, _GRADIENTS = ("q", "k", "v"), ("dq", "dk", "dv")
 _PLAIN = (*_INPUTS, "causal", "softmax_scale", "version", "lse")  # what operators take, by name
 _GENERAL = (*_INPUTS, *(field.name for field in dataclasses.fields(Options)), "lse")
 
@@ -64,7 +69,8 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options)
     gradients.refuse_transforms()
     require_rung(q, k, options)
     if not are_observed(q, k, v):
-        o, lse = _Direct.apply(q, k, v, options.sinks, options)
+        o, lse = _Direct.apply(q, k, v, options.sinks, options, None)
+        operator.allow_gradients(q, k, options, _are_same_bits(options.deterministic))
     elif options.is_plain and not options.deterministic:
         o, lse = operator.attend(q, k, v, options, True)
     else:
@@ -89,13 +95,15 @@ def problem_of(q: torch.Tensor, k: torch.Tensor, options: Options, **asked: bool
 
     Also torch's switch may ask for the same bits each time.
     """
-    asked[DETERMINISTIC] = options.deterministic or _torch_wants_the_same_bits()
+    asked[DETERMINISTIC] = _are_same_bits(options.deterministic)
     return options.problem(q, k, operation=OPERATION, lse=True, options=tuple(asked.items()))
 
 
-def _torch_wants_the_same_bits() -> bool:
-    """Whether torch.use_deterministic_algorithms asks for them; with warn_only it does not."""
-    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+def _are_same_bits(deterministic: bool) -> bool:
+    """Whether gradients are to have the same bits in each run: a call asks for them, or torch's switch for all calls;
+    with warn_only it does not."""
+    of_all = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    return deterministic or of_all
 
 
 def _require(problem: Problem, device: torch.device) -> None:
@@ -166,20 +174,44 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, options: Options
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        options: Options,
+        computed: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        plain = q.detach(), k.detach(), v.detach()  # C++ leaves what wants a gradient to Python
-        found = None
-        if options.is_plain and (cpp := operator.in_cpp()):
-            asked = options.causal, options.softmax_scale, options.version, True
-            found = cpp.straight(operator.onlookers, operator.plain, *plain, None, *asked)
-        o, lse = found or operator.compute(*plain, options, True)
-        keep(ctx, ("q", "k", "v", "sinks", "options"), (q, k, v), options, (o, lse))
-        return o, lse
+        output = computed or operator.attend_here(q, k, v, options, True)
+        keep(ctx, (*_INPUTS, "sinks", "options", "computed"), (q, k, v), options, output)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         return differentiate(ctx, *gradients)
+
+
+@lru_cache(PROBLEMS_KEPT, typed=True)
+def _plain_options(causal: bool, softmax_scale: float | None, version: str, deterministic: bool) -> Options:
+    scale = None if softmax_scale is None else float(softmax_scale)
+    return Options(causal=causal, softmax_scale=scale, version=version, deterministic=deterministic)
+
+
+def attach(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    computed: tuple[torch.Tensor, torch.Tensor],
+    causal: bool,
+    softmax_scale: float | None,
+    version: str,
+    return_lse: bool,
+    deterministic: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What a plain call gives that wants gradients, and whose O and log-sum-exp fast_path.cpp has computed."""
+    options = _plain_options(causal, softmax_scale, version, deterministic)
+    output: tuple[torch.Tensor, torch.Tensor] = _Direct.apply(q, k, v, None, options, computed)
+    return output if return_lse else output[0]
 
 
 def _of_sinks(
@@ -220,13 +252,21 @@ def _compute(
         padding, options = documents.taken_out(options, q)
         if padding is not None:
             return _compute_packed(padding, (dout, q, k, v, o), lse, dlse, options, wants_dq, wants_dkv)
-    outputs = {"dq": _gradient_like(q)} if wants_dq else {}
-    outputs |= {"dk": _gradient_like(k), "dv": _gradient_like(v)} if wants_dkv else {}
-    problem = problem_of(q, k, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
-    _require(problem, q.device)
-    tensors = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse, "dlse": dlse}
-    operator.launch(problem, {**tensors, **options.tensors, **outputs}, is_blind=options.is_blind(q, k))
-    return tuple(outputs.get(name, q.new_empty(0)) for name in ("dq", "dk", "dv"))
+    wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
+    outputs = tuple([_gradient_like(tensor) if is_wanted else None for tensor, is_wanted in wanted])
+    inputs = q, k, v, o, dout, lse, options.alibi_slopes, dlse, options.rng_state  # in the operation's order
+    asked = *options.scores, _are_same_bits(options.deterministic), wants_dq, wants_dkv
+    is_packed = options.cu_seqlens_q is not None
+    cpp = None if is_packed else operator.in_cpp()
+    if not (cpp and cpp.launched(operator.onlookers, planned, inputs, asked, outputs)):
+        problem = problem_of(q, k, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
+        _require(problem, q.device)
+        tensors = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse, "dlse": dlse}
+        tensors |= {**options.tensors, **dict(zip(_GRADIENTS, outputs, strict=True))}
+        found = operator.launch(problem, tensors, is_blind=options.is_blind(q, k))
+        if found and not is_packed:
+            operator.remember(planned, found.call, problem, inputs, asked)
+    return tuple([q.new_empty(0) if x is None else x for x in outputs])
 
 
 def _compute_packed(

@@ -22,11 +22,8 @@ from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.problem.rotary import Rotary
-from flashladder.common.runtime import fast_path, ready
-from flashladder.common.runtime.calls import Call
-from flashladder.common.runtime.launch import PROBLEMS_KEPT
+from flashladder.common.runtime import ready
 from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
-from flashladder.common.runtime.plan import Plan
 
 MOST_SPLITS = 256
 
@@ -350,24 +347,15 @@ def _(*values: Any) -> int:
     return 2 * keys * step.q.shape[1] * step.q.shape[2] * 2 * step.q.shape[3]
 
 
-# The plans of problems that came often, by what tensors and options say: a plan, the scale, what the log-sum-exp is
-# like; and what these need.
-_planned: dict[bytes, tuple[Plan, float, torch.Tensor, Call]] = {}
+# The plans of problems that came often, as fast_path.cpp finds them, each with what the log-sum-exp is like.
+_planned: dict[bytes, tuple[Any, ...]] = {}
 
 
-def _remember(step: Step, *options: tuple[Any, ...]) -> None:
-    """That tensors like these and any of the options are this problem, once there is a plan for it."""
-    extension, problem = fast_path.extension, step.problem
+def _remember(step: Step, *asked: tuple[Any, ...]) -> None:
+    """That tensors like these and any of what is `asked` for are this problem."""
+    problem = step.problem
     call = ready.ready_for(problem, step.q.device).call
-    plan = call and call.planned(problem, now=False)
-    if not (extension and call and plan):
-        return
-    tensors = tuple(step.tensors.values())
-    for key in filter(None, (extension.said(tensors, asked) for asked in options)):
-        _planned.pop(key, None)  # what is given and what is validated are often the same
-        while len(_planned) >= PROBLEMS_KEPT:
-            _planned.pop(next(iter(_planned)), None)
-        _planned[key] = plan, problem.softmax_scale, new_lse(step.q), call
+    operator.remember(_planned, call, problem, tuple(step.tensors.values()), *asked, kept=(new_lse(step.q),))
 
 
 def make_ready(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, softcap: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,8 @@ from flashladder.common.catalog import FASTEST, ladder_of
 from flashladder.common.own import FIRST
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime import fast_path, ready
-from flashladder.common.runtime.launch import GridError
+from flashladder.common.runtime.calls import Call
+from flashladder.common.runtime.launch import PROBLEMS_KEPT, GridError
 from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs, no_lse
 from flashladder.common.runtime.ready import Ready, ready_for
 
@@ -25,6 +27,7 @@ from flashladder.common.runtime.ready import Ready, ready_for
 watch: Callable[[Problem, torch.Tensor | None, torch.Tensor | None], None] | None = None
 # What stands ready for plain tensors, by what fast_path.cpp reads of a call; it only grows.
 plain: dict[tuple[object, ...], Ready] = {}
+_remembering = threading.Lock()
 
 onlookers = (  # each gives something where torch looks at what is called
     torch._C._len_torch_dispatch_stack,
@@ -108,7 +111,7 @@ def _compute_documents(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     padding, options = documents.taken_out(options, q)
     if padding is None:
-        return _attend_here(q, k, v, options, lse)
+        return attend_here(q, k, v, options, lse)
     rows, keys = padding.rows, padding.keys
     o, sums = compute(rows.pack(q)[None], keys.pack(k)[None], keys.pack(v)[None], options, lse)
     if lse:
@@ -165,11 +168,46 @@ def _clear(problem: Problem, tensors: Mapping[str, torch.Tensor], end_q: int = 0
             rest.fill_(problem.asked.lse_without_keys)
 
 
-def _signature(q: torch.Tensor, k: torch.Tensor, options: Options, lse: bool) -> tuple[object, ...]:
-    """What fast_path.cpp reads of a call with as many columns of V as of Q, and knows its kernel by."""
+def _signature(
+    q: torch.Tensor, k: torch.Tensor, options: Options, lse: bool, same_bits: bool | None = None
+) -> tuple[object, ...]:
+    """What fast_path.cpp reads of a call with as many columns of V as of Q, and knows its kernel by.
+
+    `same_bits`: whether gradients are to be the same in each run; None where nobody wants one.
+    """
     num_heads, is_long = q.shape[2], k.shape[1] >= ladder_of(FIRST).long_from
     version, causal = options.version, options.causal
-    return version, q.dtype, q.device, num_heads, num_heads != k.shape[2], q.shape[3], causal, lse, is_long
+    return version, q.dtype, q.device, num_heads, num_heads != k.shape[2], q.shape[3], causal, lse, is_long, same_bits
+
+
+def allow_gradients(q: torch.Tensor, k: torch.Tensor, options: Options, same_bits: bool) -> None:
+    """C++ then takes calls like a plain one, which was computed, also where gradients are wanted: a rung gives them."""
+    if found := plain.get(_signature(q, k, options, True)):
+        plain[_signature(q, k, options, True, same_bits)] = found
+
+
+def remember(
+    plans: dict[bytes, tuple[Any, ...]],
+    call: Call | None,
+    problem: Problem,
+    tensors: tuple[torch.Tensor | None, ...],
+    *asked: tuple[Any, ...],
+    kept: tuple[torch.Tensor, ...] = (),
+) -> None:
+    """That tensors like these and any of what is `asked` for are this problem, once there is a plan for it.
+
+    fast_path.cpp finds it in `plans`, with what else it needs, which is `kept`.
+    """
+    extension = fast_path.extension
+    planned = call and call.planned(problem, now=call.plan is not None)  # without a plan for all, it was asked for
+    if not (extension and call and planned):
+        return
+    with _remembering:
+        for key in filter(None, (extension.said(tensors, each) for each in asked)):
+            plans.pop(key, None)  # what is given and what is validated are often the same
+            while len(plans) >= PROBLEMS_KEPT:
+                plans.pop(next(iter(plans)), None)
+            plans[key] = planned, problem.softmax_scale, *kept, call
 
 
 def make_ready(
@@ -193,16 +231,16 @@ def _attention(
     version: str,
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _attend_here(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
+    return attend_here(q, k, v, Options(causal=causal, softmax_scale=softmax_scale, version=version), lse)
 
 
-def _attend_here(
+def attend_here(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As compiled models call it, in C++ where that will do."""
     if options.is_plain and (cpp := in_cpp()):
         asked = options.causal, options.softmax_scale, options.version, lse
-        done = cpp.straight(onlookers, plain, q, k, v, None, *asked)
+        done = cpp.straight(onlookers, plain, q, k, v, None, *asked, False, None)
         if done is not None:
             return done if lse else (done, no_lse(q))
     return compute(q, k, v, options, lse)

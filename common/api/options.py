@@ -85,6 +85,18 @@ class Options(Flat):
         named = {name: getattr(self, name) for name in _TENSORS}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
+    @property
+    def scores(self) -> tuple[Any, ...]:
+        """What is asked of scores and weights, but for what tensors say."""
+        return (
+            self.causal,
+            self.softmax_scale,
+            self.window_left,
+            self.window_right,
+            self.softcap,
+            self.dropout_p,
+        )
+
     def longest(self, q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
         """No sequence of packed ones has more rows of q and of k. Where one is 0, nobody sees a key."""
         return min(self.max_seqlen_q, q.shape[1]), min(self.max_seqlen_k, k.shape[1])

@@ -25,6 +25,7 @@ PyObject *new_o, *empty_like, *float32;
 long long long_from;                  // keys: as tuned.py has it
 PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name, *capturing_name;
 PyObject *level_name, *enabled_name, *wanted_name;  // of derivatives
+PyObject *same_bits_name, *only_warned_name;         // of what torch.use_deterministic_algorithms sets
 PyObject *new_empty_name, *with_dtype;               // and the names of its arguments
 
 bool is_viewed(PyObject *tensor, View &view) {
@@ -120,6 +121,15 @@ bool is_asked_right(const char *name, Py_ssize_t count, Py_ssize_t wanted) {
     return false;
 }
 
+// Of tensors, None for one left out; false, perhaps with an error, for what is none.
+bool are_viewed(PyObject *tensors, View *views) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
+        PyObject *tensor = PyTuple_GET_ITEM(tensors, i);
+        if (tensor != Py_None && !is_viewed(tensor, views[i])) return false;
+    }
+    return true;
+}
+
 // launch(plan, tensors, softmax_scale) -> whether it launched; tensors in the operation's order, None for one left out
 PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
     if (!is_asked_right("launch", count, 3)) return nullptr;
@@ -129,23 +139,19 @@ PyObject *py_launch(PyObject *, PyObject *const *given, Py_ssize_t count) {
         return PyErr_Format(PyExc_TypeError, "launch takes a plan, a tuple of tensors and a scale");
     Call call{*plan, scale};
     if (PyTuple_GET_SIZE(given[1]) != plan->num_tensors) return Py_NewRef(Py_False);
-    for (int i = 0; i < plan->num_tensors; ++i) {
-        PyObject *tensor = PyTuple_GET_ITEM(given[1], i);
-        if (tensor != Py_None && !is_viewed(tensor, call.views[i])) return left(Py_False);
-    }
-    return is_launched(call) ? Py_NewRef(Py_True) : left(Py_False);
+    return are_viewed(given[1], call.views) && is_launched(call) ? Py_NewRef(Py_True) : left(Py_False);
 }
 
 // What says of a call which kernel it has; that of the last one, as calls that come often are alike.
 struct Signature {
-    PyObject *ready, *version, *is_gqa, *causal, *lse, *is_long;
+    PyObject *ready, *version, *is_gqa, *causal, *lse, *is_long, *same_bits;
     DLDataType dtype;
     DLDevice device;
     int64_t num_heads, head_dim;
 
     bool operator==(const Signature &other) const {
         return ready == other.ready && version == other.version && is_gqa == other.is_gqa && causal == other.causal && lse == other.lse &&
-               is_long == other.is_long && dtype.code == other.dtype.code && dtype.bits == other.dtype.bits &&
+               is_long == other.is_long && same_bits == other.same_bits && dtype.code == other.dtype.code && dtype.bits == other.dtype.bits &&
                dtype.lanes == other.dtype.lanes && device.device_type == other.device.device_type &&
                device.device_id == other.device.device_id &&
                num_heads == other.num_heads && head_dim == other.head_dim;
@@ -158,24 +164,24 @@ PyObject *look_up(const Signature &signature, PyObject *q) {
     const Owned dtype(PyObject_GetAttr(q, dtype_name)), device(PyObject_GetAttr(q, device_name));
     const Owned num_heads(PyLong_FromLongLong(signature.num_heads)), head_dim(PyLong_FromLongLong(signature.head_dim));
     if (!dtype || !device || !num_heads || !head_dim) return nullptr;
-    const Owned key(PyTuple_Pack(9, signature.version, dtype.get(), device.get(), num_heads.get(), signature.is_gqa,
-                                 head_dim.get(), signature.causal, signature.lse, signature.is_long));
+    const Owned key(PyTuple_Pack(10, signature.version, dtype.get(), device.get(), num_heads.get(), signature.is_gqa,
+                                 head_dim.get(), signature.causal, signature.lse, signature.is_long, signature.same_bits));
     const Owned found(key ? held(signature.ready, key.get()) : nullptr);
     return found ? PyObject_GetAttr(found.get(), plan_name) : nullptr;
 }
 
 // The plan that stands ready for a call, as operator.py has it, to be released; null, perhaps with an error, where
-// nothing does.
+// nothing does. `same_bits`: whether gradients are to be the same in each run; None where nobody wants one.
 PyObject *find(PyObject *ready, PyObject *q, const View &view, const View &of_k, PyObject *causal, PyObject *version,
-               PyObject *lse) {
+               PyObject *lse, PyObject *same_bits) {
     if (view.ndim != 4 || of_k.ndim != 4) return nullptr;
     PyObject *is_long = of_k.shape[1] >= long_from ? Py_True : Py_False;
     PyObject *is_gqa = view.shape[2] != of_k.shape[2] ? Py_True : Py_False;
-    const Signature signature{ready, version, is_gqa, causal, lse, is_long, view.dtype, view.device, view.shape[2], view.shape[3]};
+    const Signature signature{ready, version, is_gqa, causal, lse, is_long, same_bits, view.dtype, view.device, view.shape[2], view.shape[3]};
     if (plan_of_last && signature == last) return Py_NewRef(plan_of_last);
     PyObject *plan = look_up(signature, q);
     if (!plan) return nullptr;
-    for (PyObject *kept : {ready, version, plan}) Py_INCREF(kept);  // the others are True or False
+    for (PyObject *kept : {ready, version, plan}) Py_INCREF(kept);  // the others are True, False or None
     const Signature before = std::exchange(last, signature);
     PyObject *const plan_before = std::exchange(plan_of_last, plan);
     for (PyObject *kept : {before.ready, before.version, plan_before}) Py_XDECREF(kept);
@@ -203,12 +209,23 @@ bool is_anyone(PyObject *onlookers) {
 struct Plain {
     const Owned has_gradients{asked(enabled_name)};
 
-    // False, perhaps with an error, for others.
-    bool operator()(PyObject *tensor, View &view) const {
+    // False, perhaps with an error, for others. One that wants a gradient is plain too where there is a place to note that.
+    bool operator()(PyObject *tensor, View &view, bool *wants = nullptr) const {
         if (!has_gradients || Py_TYPE(tensor) != tensor_type || !is_viewed(tensor, view)) return false;
-        return has_gradients.get() == Py_False || Owned(PyObject_GetAttr(tensor, wanted_name)).get() == Py_False;
+        if (has_gradients.get() == Py_False) return true;
+        const Owned wanted(PyObject_GetAttr(tensor, wanted_name));
+        if (wants && wanted.get() == Py_True) return *wants = true;
+        return wanted.get() == Py_False;
     }
 };
+
+// Whether the gradients of a call are to be the same in each run: it says so, or torch does for all. Null with an error.
+PyObject *same_bits_of(PyObject *deterministic) {
+    if (deterministic == Py_True) return Py_True;
+    const Owned of_all(asked(same_bits_name)), only_warned(asked(only_warned_name));
+    if (!of_all || !only_warned) return nullptr;
+    return of_all.get() == Py_True && only_warned.get() != Py_True ? Py_True : Py_False;
+}
 
 // As common/runtime/outputs.py, without a function of Python's; null with an error where torch refuses.
 PyObject *new_lse(PyObject *q, const View &view) {
@@ -230,17 +247,23 @@ PyObject *outputs(Call &call, int num_inputs, PyObject *q, Owned o, Owned lse) {
     return is_alone ? o.release() : PyTuple_Pack(2, o.get(), lse.get());
 }
 
-// The tensors of attention's plans are q, k, v, O and the log-sum-exp. `out` is None, or is to be written.
+// The tensors of attention's plans are q, k, v, O and the log-sum-exp. `out` is None, or is to be written. With gradients
+// that somebody `wants` there is always a log-sum-exp; where `wants` is null they are left to Python.
 PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors[4], PyObject *causal, PyObject *softmax_scale,
-                   PyObject *version, PyObject *with_lse) {
+                   PyObject *version, PyObject *with_lse, PyObject *deterministic, bool *wants) {
     if (is_anyone(onlookers)) return nullptr;
     PyObject *q = tensors[0], *out = tensors[3];
     View views[4];
     const Plain is_plain;
     for (int i = 0; i < (out == Py_None ? 3 : 4); ++i)
-        if (!is_plain(tensors[i], views[i])) return nullptr;
-    if (!PyBool_Check(causal) || !PyBool_Check(with_lse) || !PyUnicode_Check(version)) return nullptr;
-    const Owned kept(find(ready, q, views[0], views[1], causal, version, with_lse));
+        if (!is_plain(tensors[i], views[i], out == Py_None ? wants : nullptr)) return nullptr;
+    if (!PyBool_Check(causal) || !PyBool_Check(with_lse) || !PyBool_Check(deterministic) || !PyUnicode_Check(version))
+        return nullptr;
+    const bool trains = wants && *wants;
+    PyObject *same_bits = trains ? same_bits_of(deterministic) : Py_None;
+    if (!same_bits) return nullptr;
+    if (trains) with_lse = Py_True;
+    const Owned kept(find(ready, q, views[0], views[1], causal, version, with_lse, same_bits));
     const Plan *plan = kept ? plan_of(kept.get()) : nullptr;
     if (!plan || !is_current(*plan)) return nullptr;
 
@@ -252,14 +275,21 @@ PyObject *straight(PyObject *onlookers, PyObject *ready, PyObject *const tensors
                    Owned(with_lse == Py_False ? Py_NewRef(Py_None) : new_lse(q, views[0])));
 }
 
-// straight(onlookers, ready, q, k, v, out, causal, softmax_scale, version, lse) -> O, (O, the log-sum-exp), or None: not
-// done, also where an onlooker, of a tuple of functions, says so
+// straight(onlookers, ready, q, k, v, out, causal, softmax_scale, version, lse, deterministic, attach) -> O, (O, the
+// log-sum-exp), or None: not done, also where an onlooker, of a tuple of functions, says so. Where a gradient is wanted,
+// it gives what attach(q, k, v, (O, the log-sum-exp), causal, ..., deterministic) gives: an error of that is the call's, as
+// much as hooks may raise. Without `attach`, which is None then, nothing is done there.
 PyObject *py_straight(PyObject *, PyObject *const *given, Py_ssize_t count) {
-    if (!is_asked_right("straight", count, 10)) return nullptr;
+    if (!is_asked_right("straight", count, 12)) return nullptr;
     if (!PyTuple_Check(given[0]) || !PyDict_Check(given[1]))
         return PyErr_Format(PyExc_TypeError, "onlookers are a tuple, and what is ready a dict");
-    PyObject *done = straight(given[0], given[1], given + 2, given[6], given[7], given[8], given[9]);
-    return done ? done : left(Py_None);
+    bool wants = false;
+    Owned done(straight(given[0], given[1], given + 2, given[6], given[7], given[8], given[9], given[10],
+                        given[11] == Py_None ? nullptr : &wants));
+    if (!done) return left(Py_None);
+    if (!wants) return done.release();
+    return PyObject_CallFunctionObjArgs(given[11], given[2], given[3], given[4], done.get(), given[6], given[7], given[8],
+                                        given[9], given[10], nullptr);
 }
 
 // What says the problem of a call, whose tensors are as an operation has them: which there are, of what types and shapes,
@@ -317,22 +347,37 @@ struct Said {
     }
 };
 
-// A problem's entry is (its plan, scale, what the log-sum-exp is like, ...), which keeps all that it needs.
-PyObject *remembered(PyObject *onlookers, PyObject *plans, PyObject *tensors, PyObject *options, PyObject *with_lse) {
-    if (is_anyone(onlookers) || !PyBool_Check(with_lse)) return nullptr;
+// A problem's entry among plans: (its plan, scale, ...), which keeps all that it needs.
+struct Entry {
     Said said;
-    if (!said.read(tensors, options)) return nullptr;
-    const Owned key(said.bytes());
-    const Owned entry(key ? held(plans, key.get()) : nullptr);
-    if (!entry || !PyTuple_CheckExact(entry.get()) || PyTuple_GET_SIZE(entry.get()) < 3) return nullptr;
-    const Plan *plan = plan_of(PyTuple_GET_ITEM(entry.get(), 0));
+    Owned parts;
+    const Plan *plan = nullptr;
     double scale;
-    if (!plan || !is_number(PyTuple_GET_ITEM(entry.get(), 1), scale) || !is_current(*plan)) return nullptr;
-    Call call{*plan, scale};
-    std::copy_n(said.views, said.count, call.views);
-    PyObject *lse_like = PyTuple_GET_ITEM(entry.get(), 2);
-    return outputs(call, said.count, PyTuple_GET_ITEM(tensors, 0), nullptr,
-                   Owned(with_lse == Py_False ? Py_NewRef(Py_None) : PyObject_CallOneArg(empty_like, lse_like)));
+
+    // Whether there is one of at least so many parts, whose device is current; else perhaps with an error.
+    bool find(PyObject *onlookers, PyObject *plans, PyObject *tensors, PyObject *options, Py_ssize_t least) {
+        if (is_anyone(onlookers) || !said.read(tensors, options)) return false;
+        const Owned key(said.bytes());
+        parts.reset(key ? held(plans, key.get()) : nullptr);
+        if (!parts || !PyTuple_CheckExact(parts.get()) || PyTuple_GET_SIZE(parts.get()) < least) return false;
+        plan = plan_of(part(0));
+        return plan && is_number(part(1), scale) && is_current(*plan);
+    }
+    PyObject *part(Py_ssize_t number) const { return PyTuple_GET_ITEM(parts.get(), number); }
+    Call call() const {
+        Call made{*plan, scale};
+        std::copy_n(said.views, said.count, made.views);
+        return made;
+    }
+};
+
+// The third part of the entry is what the log-sum-exp is like.
+PyObject *remembered(PyObject *onlookers, PyObject *plans, PyObject *tensors, PyObject *options, PyObject *with_lse) {
+    Entry entry;
+    if (!PyBool_Check(with_lse) || !entry.find(onlookers, plans, tensors, options, 3)) return nullptr;
+    Call call = entry.call();
+    return outputs(call, entry.said.count, PyTuple_GET_ITEM(tensors, 0), nullptr,
+                   Owned(with_lse == Py_False ? Py_NewRef(Py_None) : PyObject_CallOneArg(empty_like, entry.part(2))));
 }
 
 // remembered(onlookers, plans, tensors, options, lse) -> as straight; plans by what `said` gives for tensors, None for those
@@ -343,6 +388,19 @@ PyObject *py_remembered(PyObject *, PyObject *const *given, Py_ssize_t count) {
         return PyErr_Format(PyExc_TypeError, "onlookers are a tuple, and plans a dict");
     PyObject *done = remembered(given[0], given[1], given[2], given[3], given[4]);
     return done ? done : left(Py_None);
+}
+
+// launched(onlookers, plans, tensors, options, outputs) -> whether it launched by a plan found likewise; outputs follow the
+// tensors in the plan, None for one that is left out
+PyObject *py_launched(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    if (!is_asked_right("launched", count, 5)) return nullptr;
+    if (!PyTuple_Check(given[0]) || !PyDict_Check(given[1]) || !PyTuple_Check(given[4]))
+        return PyErr_Format(PyExc_TypeError, "onlookers and outputs are tuples, and plans a dict");
+    Entry entry;
+    if (!entry.find(given[0], given[1], given[2], given[3], 2)) return left(Py_False);
+    Call call = entry.call();
+    if (entry.said.count + PyTuple_GET_SIZE(given[4]) != call.plan.num_tensors) return Py_NewRef(Py_False);
+    return are_viewed(given[4], call.views + entry.said.count) && is_launched(call) ? Py_NewRef(Py_True) : left(Py_False);
 }
 
 // said(tensors, options) -> bytes; None for what is out of the ordinary
@@ -375,14 +433,15 @@ PyObject *set_up(PyObject *, PyObject *given) {
 
 // Whether all names are there; else with an error.
 bool has_names() {
-    for (const auto &[name, text] : {std::pair(&dtype_name, "dtype"), {&device_name, "device"}, {&plan_name, "plan"}, {&stream_name, "_cuda_getCurrentRawStream"}, {&current_device_name, "_cuda_getDevice"}, {&capturing_name, "_cuda_isCurrentStreamCapturing"}, {&level_name, "_current_level"}, {&enabled_name, "is_grad_enabled"}, {&wanted_name, "requires_grad"}, {&new_empty_name, "new_empty"}})
+    for (const auto &[name, text] : {std::pair(&dtype_name, "dtype"), {&device_name, "device"}, {&plan_name, "plan"}, {&stream_name, "_cuda_getCurrentRawStream"}, {&current_device_name, "_cuda_getDevice"}, {&capturing_name, "_cuda_isCurrentStreamCapturing"}, {&level_name, "_current_level"}, {&enabled_name, "is_grad_enabled"}, {&wanted_name, "requires_grad"}, {&same_bits_name, "_get_deterministic_algorithms"}, {&only_warned_name, "_get_deterministic_algorithms_warn_only"}, {&new_empty_name, "new_empty"}})
         if (!(*name = PyUnicode_InternFromString(text))) return false;
-    return with_dtype = PyTuple_Pack(1, dtype_name);
+    return (with_dtype = PyTuple_Pack(1, dtype_name));
 }
 
 PyMethodDef methods[] = {{"launch", reinterpret_cast<PyCFunction>(py_launch), METH_FASTCALL, nullptr},
                          {"straight", reinterpret_cast<PyCFunction>(py_straight), METH_FASTCALL, nullptr},
                          {"remembered", reinterpret_cast<PyCFunction>(py_remembered), METH_FASTCALL, nullptr},
+                         {"launched", reinterpret_cast<PyCFunction>(py_launched), METH_FASTCALL, nullptr},
                          {"said", reinterpret_cast<PyCFunction>(py_said), METH_FASTCALL, nullptr},
                          {"set_up", set_up, METH_VARARGS, nullptr},
                          {}};

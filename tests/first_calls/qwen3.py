@@ -92,18 +92,18 @@ def _calls(implementation: str, device: str, backend: str) -> tuple[list[torch.T
     model.set_attn_implementation(implementation)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     logits, recorded, graphs = [], [], []
-    usual = operator._attend_here  # what the compiled model calls, before it is known whether in C++
+    usual = operator.attend_here  # what the compiled model calls, before it is known whether in C++
     for number in range(CALLS):
         if number == 2 and device == GPU and not fast_path.extension:
             fast_path.load()
         poison(device)
         layers: Recorded = []
-        operator._attend_here = _recording(usual, layers)
+        operator.attend_here = _recording(usual, layers)
         with torch.no_grad():
             logits.append(compiled(ids).logits.clone())
         recorded.append(layers)
         graphs.append(counters["stats"]["unique_graphs"])
-    operator._attend_here = usual
+    operator.attend_here = usual
     return logits, recorded, graphs
 
 

@@ -177,6 +177,7 @@ def test_what_is_out_of_the_ordinary_goes_the_long_way(driver, short, changed):
         ({"q": Q[0]}, "q has shape"),
         ({"v": without_memory(K)}, "v has no memory"),
         ({"softmax_scale": -1.0}, "softmax_scale=-1.0"),
+        ({"deterministic": "1"}, "deterministic='1' is of type str"),
         ({"softmax_scale": "1"}, "softmax_scale='1' is of type str"),
         ({"causal": []}, "causal is of type list"),
         ({"causal": 1, "return_lse": True}, "causal=1 is of type int"),

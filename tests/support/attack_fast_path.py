@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from flashladder import attention, flash_attn_with_kvcache
-from flashladder.common.api import kvcache, operator
+from flashladder.common.api import differentiable, kvcache, operator
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.outputs import new_lse
 from flashladder.common.runtime.plan import Plan
@@ -28,9 +28,13 @@ from flashladder.tests.support import fake_cuda
 
 VERSION = "34"  # with a workspace and tensor maps
 Q, K = (torch.zeros(2, rows, 4, 64).bfloat16() for rows in (64, 70))
+WANTING = [x.clone().requires_grad_() for x in (Q, K)]
 ROW, LENGTHS = Q[:, :1].contiguous(), torch.tensor([3, 4]).int()
 OF_TORCH = ("_cuda_getCurrentRawStream", "_cuda_getDevice", "_cuda_isCurrentStreamCapturing", "is_grad_enabled")
-COUNTS = {"launch": 3, "straight": 10, "remembered": 5, "said": 2}
+OF_GRADIENTS = ("_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only")
+TRAINED = "straight, trained"  # with gradients
+BY_PLANS = ("straight", TRAINED, "remembered", "launched")
+COUNTS = {"launch": 3, "straight": 12, "remembered": 5, "launched": 5, "said": 2}
 
 
 class Sub(torch.Tensor):
@@ -78,10 +82,14 @@ ODD = tuple(odd())
 gc.freeze()  # later collections have less to go through
 
 
+def function_of(name):
+    return name.partition(",")[0]
+
+
 def answer(name, *arguments):
     """Of a function; False for whatever says that it did nothing."""
     try:
-        found = getattr(fast_path.extension, name)(*arguments)
+        found = getattr(fast_path.extension, function_of(name))(*arguments)
     except TypeError:
         return False
     return False if found is None else found
@@ -115,9 +123,10 @@ def attack_set_up():
 
 def attack_counts(calls):
     for name, given in calls.items():
-        for count in {*range(12)} - {len(given)}:
-            with pytest.raises(TypeError, match=f"{name} takes {len(given)} arguments, not {count}"):
-                getattr(fast_path.extension, name)(*(given * 10)[:count])
+        for count in {*range(14)} - {len(given)}:
+            function = function_of(name)
+            with pytest.raises(TypeError, match=f"{function} takes {len(given)} arguments, not {count}"):
+                getattr(fast_path.extension, function)(*(given * 10)[:count])
 
 
 # What may stand for each argument beside what stands there, by its place.
@@ -125,32 +134,36 @@ NOTHING, NONE, FALSE, TRUE = "tuple ()", "NoneType None", "bool False", "bool Tr
 NUMBERS = {"float 0.5", "float64 2.0", f"int {2**63}"}
 RIGHT = {
     "launch": {2: NUMBERS},
-    "straight": {0: {NOTHING}, 5: {NONE}, 6: {FALSE}, 7: NUMBERS | {NONE}, 9: {FALSE}},
+    "straight": {0: {NOTHING}, 5: {NONE}, 6: {FALSE}, 7: NUMBERS | {NONE}, 9: {FALSE}, 10: {FALSE, TRUE}},
+    TRAINED: {0: {NOTHING}, 5: {NONE}, 6: {FALSE}, 7: NUMBERS | {NONE}, 9: {FALSE, TRUE}, 10: {FALSE}},
     "remembered": {0: {NOTHING}, 4: {FALSE, TRUE}},
+    "launched": {0: {NOTHING}},
 }
 
 
 def attack_arguments(calls):
     """Each in turn is something else."""
     for name, right in RIGHT.items():
-        for place in range(COUNTS[name]):
-            for other in ODD:
+        for place in range(COUNTS[function_of(name)]):
+            for other in ODD if (name, place) != ("straight", 11) else ():  # which nobody calls
                 done = answer(name, *replaced(calls[name], place, other))
                 is_plain = isinstance(other, (bool, int, float, type(None))) or (type(other) is tuple and not other)
                 is_right = is_plain and f"{type(other).__name__} {other}" in right.get(place, ())
+                is_right |= (name, place) == (TRAINED, 2) and type(other) is torch.Tensor and other.requires_grad
                 assert (done is not False) == is_right, (name, place, type(other))
 
 
 def attack_tensors(calls):
     """Each of a tuple in turn is something else. The log-sum-exp may be left out, and `launch` takes what is like Q."""
-    for name, place in (("launch", 1), ("remembered", 2)):
+    for name, place in (("launch", 1), ("remembered", 2), ("launched", 2), ("launched", 4)):
         for at, each in enumerate(calls[name][place]):
             for other in ODD:
                 done = answer(name, *replaced(calls[name], place, replaced(calls[name][place], at, other)))
                 is_like_q = isinstance(other, torch.Tensor) and (type(other) is Sub or other.requires_grad)
                 is_right = other is None and (each is None or (name, at) == ("launch", 4))
-                of_its_own = at == 0 or (at == 3 and type(other) is torch.Tensor)  # others are Q's memory
-                is_right |= name == "launch" and is_like_q and of_its_own
+                of_its_own = is_like_q and type(other) is torch.Tensor  # others are Q's memory
+                is_right |= name == "launch" and ((at == 0 and is_like_q) or (at == 3 and of_its_own))
+                is_right |= (name, place, at) == ("launched", 4, 0) and of_its_own
                 assert (done is not False) == is_right, (name, at, type(other))
     tensors, options = calls["said"]
     for other in ODD:
@@ -169,6 +182,10 @@ def attack_entries(calls):
     assert answer("remembered", onlookers, {key: (plan, 1, like)}, *rest) is not False
     for other in ODD:
         assert answer("remembered", onlookers, {key: (plan, scale, other)}, *rest[:-1], True) is False
+    onlookers, plans, *rest = calls["launched"]
+    ((key, (plan, scale, *_)),) = plans.items()
+    for entry in (*ODD, (plan,), (5, scale), (None, None), (Plan(), scale), (plan, "1"), (plan, Evil())):
+        assert answer("launched", onlookers, {key: entry}, *rest) is False
     onlookers, ready, *rest = calls["straight"]
     for other in ODD:
         for found in (other, SimpleNamespace(plan=other)):
@@ -178,7 +195,7 @@ def attack_entries(calls):
 def copied(calls, name):
     """Arguments of a call, with plans that nobody else has, and what has them."""
     onlookers, had, *rest = calls[name]
-    if name == "straight":
+    if function_of(name) == "straight":
         had = {kind: SimpleNamespace(plan=Plan.from_buffer_copy(each.plan)) for kind, each in had.items()}
     else:
         had = {key: (Plan.from_buffer_copy(plan), *more) for key, (plan, *more) in had.items()}
@@ -187,8 +204,8 @@ def copied(calls, name):
 
 def attack_from_within(calls, driver):
     """Python drops what C++ was lent, at each place where it may run."""
-    for name in ("straight", "remembered"):
-        for of_torch in OF_TORCH:
+    for name in BY_PLANS:
+        for of_torch in OF_TORCH + (OF_GRADIENTS if name == TRAINED else ()):
             given, had = copied(calls, name)
             usual = getattr(torch._C, of_torch)
 
@@ -214,8 +231,8 @@ def attack_from_within(calls, driver):
 
 def attack_odd_answers(calls):
     """What torch tells is nothing that it can tell."""
-    for name in ("straight", "remembered", "launch"):
-        for of_torch in OF_TORCH:
+    for name in (*BY_PLANS, "launch"):
+        for of_torch in OF_TORCH + OF_GRADIENTS:
             usual = getattr(torch._C, of_torch)
             for other in (None, "x", 10**400, 0.5, Evil(), torch.zeros(3, 3).to_sparse()):
                 setattr(torch._C, of_torch, lambda *_, other=other: other)
@@ -253,6 +270,7 @@ def attack_by_threads(driver, public):
             operator.plain = dict(operator.plain)
             for key in list(kvcache._planned):
                 kvcache._planned.pop(key, None)
+            differentiable.planned.clear()
 
     with ThreadPoolExecutor(5) as pool, torch.no_grad():
         for work in [pool.submit(work, None) for work in (calling, forgetting, calling, calling, forgetting)]:
@@ -271,8 +289,8 @@ def attack_references(calls):
     ]
     every = [*calls.items(), *wrong]
     things = [None, True, False, -1, VERSION, *(each for _, given in every for each in given)]
-    things += [getattr(torch._C, name) for name in OF_TORCH]
-    things += [each for name in ("straight", "remembered") for each in calls[name][1].values()]
+    things += [getattr(torch._C, name) for name in OF_TORCH + OF_GRADIENTS]
+    things += [each for name in BY_PLANS for each in calls[name][1].values()]
     things += [each for given in calls.values() for part in given if isinstance(part, tuple) for each in part]
     things += [each for entry in calls["remembered"][1].values() for each in entry]
 
@@ -300,20 +318,27 @@ def survive(path):
     public = (
         lambda: attention(Q, K, K, version=VERSION),
         lambda: flash_attn_with_kvcache(ROW, K, K, cache_seqlens=LENGTHS),
+        lambda: torch.autograd.grad(attention(*WANTING, WANTING[1], version=VERSION), WANTING, Q),
     )
     for call in public * 3:
         call()
     caches = (ROW, K, K, LENGTHS, *[None] * 9)
-    asked = (False, None, (-1, -1), 0.0, True, 0)
+    asked, plain = (False, None, (-1, -1), 0.0, True, 0), (False, 0.125, VERSION, False)
+    inputs = (Q, K, K, Q, Q, new_lse(Q), None, None, None)
+    of_both, gradients = (False, None, None, None, 0.0, 0.0, False, True, True), tuple(map(torch.empty_like, (Q, K, K)))
     ((kind, ready),) = (
         (kind, ready)
         for kind, ready in operator.plain.items()
-        if kind == (VERSION, Q.dtype, Q.device, 4, False, 64, False, False, False)
+        if kind == (VERSION, Q.dtype, Q.device, 4, False, 64, False, False, False, None)
     )
+    of_gradients = (VERSION, Q.dtype, Q.device, 4, False, 64, False, True, False, False)
+    ready_for_both = {of_gradients: operator.plain[of_gradients]}
     tensors = (Q, K, K, torch.empty_like(Q), new_lse(Q))
     calls = {
         "launch": (ready.plan, tensors, 0.125),
-        "straight": (operator.onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), False, 0.125, VERSION, False),
+        "straight": (operator.onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), *plain, False, None),
+        TRAINED: (operator.onlookers, ready_for_both, WANTING[0], K, K, None, *plain, False, differentiable.attach),
+        "launched": (operator.onlookers, dict(differentiable.planned), inputs, of_both, gradients),
         "remembered": (operator.onlookers, dict(kvcache._planned), caches, asked, False),
         "said": (caches, asked),
     }

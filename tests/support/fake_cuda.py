@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from flashladder.common.api import kvcache, operator
+from flashladder.common.api import differentiable, kvcache, operator
 from flashladder.common.catalog import launches
 from flashladder.common.catalog.ladder import Ladder, Launch
 from flashladder.common.compiler import Artifact, translate, translated
@@ -226,7 +226,7 @@ def unassembled(version, config, arch):
 
 def forget_kernels(monkeypatch):
     """Nothing was called before."""
-    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (operator, "plain")):
+    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (operator, "plain"), (differentiable, "planned")):
         monkeypatch.setattr(module, name, {})
 
 

@@ -1,0 +1,287 @@
+"""A training step in C++ launches what it launches in Python; what it knows of a problem is of no other one."""
+
+import struct
+from functools import partial
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from flashladder.common.api import attention, differentiable, operator, validate
+from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.runtime import fast_path, gpu
+from flashladder.tests.support import fake_cuda
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Calls go through C++ from the first one on, and CPU tensors are taken for ones on a GPU; kernels of one name have
+    numbers behind it.
+    """
+    made = fake_cuda.for_attention(monkeypatch)
+    named = lambda _, name: (0, made.names.append(f"{name.decode()} {len(made.names)}") or len(made.names))  # noqa: E731
+    monkeypatch.setattr(made, "cuLibraryGetKernel", named)
+    monkeypatch.setattr(fast_path, "extension", fast_path.made())
+    return made
+
+
+def wanting(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype).requires_grad_()
+
+
+def qkv(batch=2, rows=64, heads=4, heads_k=4, head_dim=64, keys=64, **more):
+    return [wanting(batch, n, of, head_dim, **more) for n, of in ((rows, heads), (keys, heads_k), (keys, heads_k))]
+
+
+QKV = qkv()
+
+
+def step(inputs=QKV, wanted=None, of_lse=False, **options):
+    """O, the log-sum-exp and gradients."""
+    o, lse = attention(*inputs, return_lse=True, **options)
+    outputs, given = ((o, lse), (torch.zeros_like(o), torch.zeros_like(lse))) if of_lse else (o, torch.zeros_like(o))
+    return o, lse, *torch.autograd.grad(outputs, inputs if wanted is None else wanted, given)
+
+
+def in_python(monkeypatch, call):
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_path, "extension", None)
+        return call()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often it was asked what arguments are, and which problem they come to."""
+    found = []
+    for module, name in ((validate, "inputs"), (differentiable, "problem_of")):
+        usual = getattr(module, name)
+        noted = lambda *given, name=name, usual=usual, **more: found.append(name) or usual(*given, **more)  # noqa: E731
+        monkeypatch.setattr(module, name, noted)
+    return found
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("of_lse", [False, True])
+def test_what_is_known_is_not_asked_again(driver, asked, head_dim, of_lse):
+    run = partial(step, qkv(head_dim=head_dim), of_lse=of_lse, causal=True, softmax_scale=1)
+    for _ in range(2):
+        run()
+    asked.clear()
+    o, lse, *gradients = run()
+    assert not asked
+    assert [x.shape for x in (o, lse, *gradients)] == [o.shape, (2, 4, 64), *[o.shape] * 3]
+    assert o.requires_grad
+    assert lse.requires_grad
+
+
+def test_the_backward_pass_of_options_is_not_asked_for_again(driver, asked):
+    for _ in range(2):
+        step(window=(9, 0), dropout_p=0.1, alibi_slopes=torch.zeros(4))
+    o = attention(*QKV, window=(9, 0), dropout_p=0.1, alibi_slopes=torch.zeros(4))
+    asked.clear()
+    torch.autograd.grad(o, QKV, torch.zeros_like(o))
+    assert not asked
+
+
+OTHERS = {
+    "causal": partial(step, causal=True),
+    "scale": partial(step, softmax_scale=3.0),
+    "same bits": partial(step, deterministic=True),
+    "window": partial(step, window=(5, 0)),
+    "another window": partial(step, window=(6, 0)),
+    "dropout": partial(step, dropout_p=0.5),
+    "another dropout": partial(step, dropout_p=0.25),
+    "dtype": partial(step, qkv(dtype=torch.float16)),
+    "groups": partial(step, qkv(heads_k=2)),
+    "rows": partial(step, qkv(rows=65)),
+    "keys": partial(step, qkv(keys=70)),
+    "batch": partial(step, qkv(batch=3)),
+    "padded": partial(step, qkv(head_dim=56)),
+    "strides": partial(step, [x.transpose(1, 2).contiguous().transpose(1, 2) for x in QKV]),
+    "dQ alone": partial(step, [QKV[0], *(x.detach() for x in QKV[1:])], QKV[0]),
+    "dK and dV": partial(step, [QKV[0].detach(), *QKV[1:]], QKV[1:]),
+    "dLSE": partial(step, of_lse=True),
+}
+
+
+def test_each_launches_its_own(driver, monkeypatch):
+    """In turns, each beside all others, at its first call and when it is known."""
+    expected = {name: in_python(monkeypatch, partial(launches_of, driver, run)) for name, run in OTHERS.items()}
+    for _ in range(4):
+        for name, run in OTHERS.items():
+            assert launches_of(driver, run) == expected[name], name
+    assert len(differentiable.planned) == len(OTHERS)
+
+
+def launches_of(driver, run):
+    """What was launched: kernels, shapes and arguments, but for where tensors lie."""
+    run()
+    for loaded in gpu._loaded.values():
+        workspaces = [8] if loaded.artifact.workspaces else []
+        for kernel in loaded.artifact.kernels:
+            maps = [128 * len(kernel.launch.tensor_maps)] if kernel.launch.tensor_maps else []
+            name = driver.names[loaded._kernels[kernel.entry] - 1]
+            driver.parts[name] = kernel.launch.params_bytes, *workspaces, *maps
+    driver.launches.clear()
+    run()
+    return [
+        (each.function, each.shape, each.stream, each.attributes, *map(without_addresses, each.arguments[::2]))
+        for each in driver.launches
+    ]
+
+
+def without_addresses(packed):
+    return [word for (word,) in struct.iter_unpack("Q", packed) if not 2**40 < word < 2**48]
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_no_rung_for_the_same_bits_is_said_before_anything_is_computed(driver, monkeypatch, of_all):
+    step()
+    usual = differentiable.choice_for
+
+    def choice_for(problem, device):
+        if problem.deterministic:
+            raise UnsupportedProblemError("no such rung")
+        return usual(problem, device)
+
+    monkeypatch.setattr(differentiable, "choice_for", choice_for)
+    driver.launches.clear()
+    torch.use_deterministic_algorithms(of_all)
+    try:
+        with pytest.raises(UnsupportedProblemError, match="want a gradient, and no such rung"):
+            attention(*QKV, deterministic=not of_all)
+        torch.use_deterministic_algorithms(of_all, warn_only=True)
+        assert not driver.launches
+        attention(*QKV)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_torchs_switch_decides_in_the_backward_pass(driver):
+    """What was known before it was turned is of other kernels."""
+    usual, same_bits = (launches_of(driver, partial(step, deterministic=each)) for each in (False, True))
+    assert usual != same_bits
+    o = attention(*QKV)
+    driver.launches.clear()
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.autograd.grad(o, QKV, torch.zeros_like(o))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [each.function for each in driver.launches] == [function for function, *_ in same_bits[1:]]
+
+
+def test_hooks_see_each_tensor_once_and_may_fail(driver):
+    step()
+    packed, unpacked = [], []
+    with saved_tensors_hooks(lambda x: packed.append(x) or x, lambda x: unpacked.append(x) or x):
+        o = attention(*QKV)
+    torch.autograd.grad(o, QKV, torch.zeros_like(o))
+    assert (len(packed), len(unpacked)) == (5, 5)
+    asked_for = []
+
+    def refuse(x):
+        asked_for.append(x)
+        raise ValueError("no room")
+
+    with saved_tensors_hooks(refuse, lambda x: x), pytest.raises(ValueError, match="no room"):
+        attention(*QKV)
+    assert len(asked_for) == 1
+
+
+def test_checkpoints_compute_again(driver):
+    step()
+    for early in (False, True):
+        driver.launches.clear()
+        o = checkpoint(lambda *x: attention(*x), *QKV, use_reentrant=False, early_stop=early)
+        torch.autograd.grad(o, QKV, torch.zeros_like(o))
+        assert sum("forward" in each.function for each in driver.launches) == 2
+    o = checkpoint(lambda *x: attention(*x), *QKV, use_reentrant=True)
+    o.backward(torch.zeros_like(o))
+    assert QKV[0].grad is not None
+
+
+def test_gradients_out_of_the_ordinary(driver, asked):
+    for _ in range(3):
+        step()
+    o, lse = attention(*QKV, return_lse=True)
+    for given in (torch.zeros_like(o), torch.zeros(1, dtype=o.dtype).expand_as(o), torch.zeros_like(o.mT).mT):
+        assert all(x.is_contiguous() for x in torch.autograd.grad(o, QKV, given, retain_graph=True))
+    (dq,) = torch.autograd.grad(lse, QKV[:1], torch.zeros_like(lse), retain_graph=True)
+    many = torch.zeros(3, *o.shape, dtype=o.dtype)
+    assert len(torch.autograd.grad(o, QKV[:1], many, is_grads_batched=True, retain_graph=True)[0]) == 3
+    (dq,) = torch.autograd.grad(o, QKV[:1], torch.zeros_like(o), create_graph=True)
+    with pytest.raises(UnsupportedProblemError, match="double backward"):
+        dq.sum().backward()
+    with torch.inference_mode():
+        frozen = torch.zeros(2, 64, 4, 64, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        attention(QKV[0], frozen, frozen)
+
+
+def test_who_looks_on_at_either_pass_sees_its_operator(driver):
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    for _ in range(3):
+        step()
+    o, dout, seen = attention(*QKV), torch.zeros(2, 64, 4, 64, dtype=torch.bfloat16), []
+    with Watch():
+        torch.autograd.grad(o, QKV, dout)
+    assert "flashladder.attention_backward.default" in seen
+    with Watch():
+        attention(*QKV)
+    assert "flashladder.attention.default" in seen
+
+
+def test_another_device_is_left(driver, monkeypatch, asked):
+    for _ in range(3):
+        step()
+    o = attention(*QKV)
+    for run in (lambda: attention(*QKV), lambda: torch.autograd.grad(o, QKV, torch.zeros_like(o))):
+        asked.clear()
+        driver.launches.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "current_device", lambda: 5)
+            run()
+        assert asked
+        assert driver.launches
+
+
+def test_what_is_kept_is_bounded(driver, monkeypatch):
+    monkeypatch.setattr(operator, "PROBLEMS_KEPT", 2)
+    for rows in (64, 65, 66, 67):
+        for _ in range(3):
+            step(qkv(rows=rows))
+    assert len(differentiable.planned) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_a_gpu_gives_the_same_bits_as_in_python(monkeypatch, head_dim):
+    """Also on a stream of its own, where the backward pass follows the forward pass, and when lengths come in turns."""
+    fast_path.load()
+    assert fast_path.extension, fast_path.missing
+    expected, given = {}, {}
+    for rows in (200, 512):
+        drawn = [torch.randn(2, rows, 4, head_dim, device="cuda").bfloat16() for _ in range(4)]
+        given[rows] = [x.requires_grad_() for x in drawn[:3]], drawn[3]
+
+    def bits_of(rows):
+        inputs, dout = given[rows]
+        o, lse = attention(*inputs, causal=True, deterministic=True, return_lse=True)
+        return o, lse, *torch.autograd.grad(o, inputs, dout)
+
+    for rows in given:
+        expected[rows] = in_python(monkeypatch, partial(bits_of, rows))
+    torch.cuda.synchronize()
+    known = len(differentiable.planned)
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            for rows in (200, 512) * 4:
+                assert all(map(torch.equal, bits_of(rows), expected[rows]))
+    assert len(differentiable.planned) == known + 2
