@@ -291,8 +291,9 @@ def _compute_packed(
 
 def _gradient_like(tensor: torch.Tensor) -> torch.Tensor:
     """Room for its gradient, strided as it is where kernels can write to that."""
-    kept = torch.preserve_format if tensor.stride(-1) == 1 else torch.contiguous_format
-    return torch.empty_like(tensor, memory_format=kept)
+    if tensor.stride(-1) == 1:
+        return torch.empty_like(tensor)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _attention_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
