@@ -1,6 +1,8 @@
 """A training step in C++ launches what it launches in Python; what it knows of a problem is of no other one."""
 
+import gc
 import struct
+import weakref
 from functools import partial
 
 import pytest
@@ -258,6 +260,24 @@ def test_what_is_kept_is_bounded(driver, monkeypatch):
         for _ in range(3):
             step(qkv(rows=rows))
     assert len(differentiable.planned) == 2
+
+
+def test_nothing_outlives_its_use(driver):
+    """No cycle holds tensors until Python collects garbage, and a backward pass lets go of what was kept for it."""
+    for _ in range(3):
+        step()
+    inputs = [x * 1 for x in QKV]
+    o, lse = attention(*inputs, return_lse=True)
+    kept, outputs = [weakref.ref(x) for x in inputs], [weakref.ref(x) for x in (o, lse, o.grad_fn)]
+    gc.disable()
+    try:
+        del inputs, lse
+        o.backward(torch.zeros_like(o))
+        assert [each() for each in kept] == [None] * 3
+        del o
+        assert [each() for each in outputs] == [None] * 3
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu
