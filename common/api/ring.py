@@ -3,20 +3,30 @@
 Liu et al., Ring Attention (arXiv:2310.01889). Under a causal mask the sequence is cut into twice as many chunks as
 there are ranks, and rank r has the chunks r and 2 * world_size - 1 - r, so that all have as much to do in every step:
 the zigzag of zhuzilin/ring-flash-attention.
+
+The gradients are those of each step under the final log-sum-exp: a softmax over all keys is then a sum over the steps.
+Keys and values go round once more, and the sums of their gradients, in fp32, go with them until they are home.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from flashladder.common.api import attention, gradients, validate
+from flashladder.common.api.differentiable import require_rung
 from flashladder.common.api.merge import merge_states
+from flashladder.common.api.options import Options
 from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
+
+_gradients = torch.ops.flashladder.attention_backward
 
 
 def ring_attention(
@@ -30,21 +40,20 @@ def ring_attention(
     return_lse: bool = False,
     version: str = FASTEST,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`attention` of a sequence that lies on the ranks of a process group; forward only. All ranks call it alike.
+    """`attention` of a sequence that lies on the ranks of a process group, with its gradients. All ranks call it alike.
 
     q, k and v are this rank's part, shaped as `attention` takes them, and of one shape on all ranks. With `causal` the
     part is what `zigzag_split` gives, and q and k are of one length; without, any part is, in any order of ranks.
     Returns this rank's part of O, and with `return_lse` of the log-sum-exp.
 
     The keys and values of the next step are on their way, by `group`'s backend (NCCL on GPUs), while the kernel runs.
-    Partial outputs are summed in fp32.
+    Partial outputs are summed in fp32. Where one rank wants gradients, all have to, and to call backward.
 
-    Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, where an input wants
-    a gradient, and as `attention`.
+    Raises UnsupportedProblemError without a process group, for a causal part that is no zigzag's, and as `attention`.
     """
     q, k, v = validate.tensors(q=q, k=k, v=v)
     causal, return_lse = validate.flag("causal", causal), validate.flag("return_lse", return_lse)
-    gradients.refuse(q, k, v, whose="ring_attention computes")
+    trains = gradients.needed(q, k, v)
     if not dist.is_available() or not dist.is_initialized():
         raise UnsupportedProblemError("there is no process group: call torch.distributed.init_process_group first")
     if q.dim() != 4 or k.shape != v.shape:
@@ -56,22 +65,106 @@ def ring_attention(
             f"parts of {q.shape[1]} queries and {k.shape[1]} keys: with causal=True they should be as many, two chunks "
             "of one length each, as zigzag_split gives them"
         )
-    here = torch.stack((k, v))  # one message
-    coming = torch.empty_like(here)
-    for step in range(world_size):
-        arriving = [] if step == world_size - 1 else pass_on(here, coming, group, rank, world_size)
-        rows, keys, masked = _seen(rank, (rank - step) % world_size, q.shape[1], causal)
-        k, v = here[:, :, keys].unbind(0)
-        part = attention(q[:, rows], k, v, causal=masked, softmax_scale=softmax_scale, return_lse=True, version=version)
-        if step == 0:
-            o, lse = part[0].float(), part[1]
-        else:
-            o[:, rows], lse[..., rows] = merge_states(o[:, rows], lse[..., rows], *part)
-        for transfer in arriving:
-            transfer.wait()
-        here, coming = coming, here
-    o = o.to(q.dtype)
+    ring = _Ring(group, rank, world_size, Options(causal=causal, softmax_scale=softmax_scale, version=version))
+    if trains:
+        gradients.refuse_transforms()
+        rows, keys, masked = _seen(rank, rank, q.shape[1], causal)
+        require_rung(q[:, rows], k[:, keys], replace(ring.options, causal=masked))
+        o, lse = _Differentiable.apply(q, k, v, ring)
+    else:
+        o, lse = ring.attend(q, k, v)
     return (o, lse) if return_lse else o
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """A rank's place among others, and what all of them compute."""
+
+    group: dist.ProcessGroup | None
+    rank: int
+    world_size: int
+    options: Options
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """O and the log-sum-exp of this rank's rows."""
+        same = {"softmax_scale": self.options.softmax_scale, "version": self.options.version}
+        for step, rows, keys, masked, (k_here, v_here) in self._steps(q, k, v):
+            part = attention(q[:, rows], k_here[:, keys], v_here[:, keys], causal=masked, return_lse=True, **same)
+            if step == 0:
+                o, lse = part[0].float(), part[1]
+            else:
+                o[:, rows], lse[..., rows] = merge_states(o[:, rows], lse[..., rows], *part)
+        return o.to(q.dtype), lse
+
+    def differentiate(self, dout: torch.Tensor, dlse: torch.Tensor | None, *saved: torch.Tensor) -> list[torch.Tensor]:
+        """dQ, dK and dV of this rank's part, by what `attend` was given and gave."""
+        q, k, v, o, lse = saved
+        dq, sums = torch.zeros_like(q, dtype=torch.float32), torch.zeros(2, *k.shape, device=k.device)
+        coming, arriving = torch.empty_like(sums), list[dist.Work]()
+        for _, rows, keys, masked, (k_here, v_here) in self._steps(q, k, v):
+            given = dout[:, rows], q[:, rows], k_here[:, keys], v_here[:, keys], o[:, rows], lse[..., rows].contiguous()
+            dlse_here = None if dlse is None else dlse[..., rows].contiguous()
+            asked = replace(self.options, causal=masked).flat()
+            parts = _gradients(*given, dlse_here, *asked, True, True)
+            dq[:, rows] += parts[0]
+            if arriving:  # the sums of the keys that are here, by the ranks that had them before
+                _wait(arriving)
+                sums, coming = coming, sums
+            sums[0, :, keys] += parts[1]
+            sums[1, :, keys] += parts[2]
+            if self.world_size > 1:
+                arriving = pass_on(sums, coming, self.group, self.rank, self.world_size)
+        if arriving:
+            _wait(arriving)
+            sums = coming
+        return [made.to(x.dtype) for made, x in zip((dq, *sums), (q, k, v), strict=True)]
+
+    def _steps(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[_Step]:
+        """The steps of a round. The keys and values of the next one come in while one is computed."""
+        here = torch.stack((k, v))  # one message
+        coming = torch.empty_like(here)
+        for step in range(self.world_size):
+            is_last = step == self.world_size - 1
+            arriving = [] if is_last else pass_on(here, coming, self.group, self.rank, self.world_size)
+            source = (self.rank - step) % self.world_size
+            yield _Step(step, *_seen(self.rank, source, q.shape[1], self.options.causal), here.unbind(0))
+            _wait(arriving)
+            here, coming = coming, here
+
+
+class _Step(NamedTuple):
+    """Which rows see which keys of the part that is here, and whether under the causal mask."""
+
+    number: int
+    rows: slice
+    keys: slice
+    masked: bool
+    part: tuple[torch.Tensor, ...]  # K and V
+
+
+class _Differentiable(torch.autograd.Function):
+    """`_Ring.attend` with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: _Ring
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        o, lse = ring.attend(q, k, v)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.ring = ring
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
+        o = ctx.saved_tensors[3]
+        return *ctx.ring.differentiate(torch.zeros_like(o) if dout is None else dout, dlse, *ctx.saved_tensors), None
+
+
+def _wait(transfers: Sequence[dist.Work]) -> None:
+    for transfer in transfers:
+        transfer.wait()
 
 
 def zigzag_split(whole: torch.Tensor, rank: int, world_size: int, dim: int = 1) -> torch.Tensor:

@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -31,7 +31,7 @@ WARM_UPS, ROUNDS = 3, 10
 class RingTrial:
     """What came of it: the largest errors of all ranks, and on GPUs the times of the slowest rank in milliseconds."""
 
-    errors: dict[str, float]  # of o and lse
+    errors: dict[str, float]  # of o and lse; where it trains, of dq, dk and dv too
     tolerances: dict[str, float]
     times: dict[str, float]  # "one GPU": all keys and queries; "ring"; "exchange": of keys and values, without a kernel
 
@@ -41,8 +41,10 @@ class RingTrial:
         return all(error <= self.tolerances[name] for name, error in self.errors.items())
 
 
-def hold(problem: Problem, ranks: int, device: str, version: str) -> RingTrial:
+def hold(problem: Problem, ranks: int, device: str, version: str, trains: bool = False) -> RingTrial:
     """Cuts the problem's sequence over so many processes; device: cuda (over NCCL) or cpu (over gloo, emulated).
+
+    If it `trains`, each has gradients too.
 
     Raises UnsupportedProblemError for a problem that is not cut evenly, DeviceError for too few GPUs or a process that
     failed.
@@ -55,7 +57,7 @@ def hold(problem: Problem, ranks: int, device: str, version: str) -> RingTrial:
     if device == "cuda" and (there := torch.cuda.device_count()) < ranks:
         raise DeviceError(f"{ranks} GPUs are wanted, and torch finds {there}; the emulator needs none")
     with tempfile.TemporaryDirectory(prefix="flashladder-ring-") as folder:
-        arguments = (ranks, device, problem, version, folder)
+        arguments = (ranks, device, problem, version, trains, folder)
         try:
             torch.multiprocessing.spawn(_rank, arguments, nprocs=ranks)
         except ProcessException as error:
@@ -63,7 +65,7 @@ def hold(problem: Problem, ranks: int, device: str, version: str) -> RingTrial:
         return RingTrial(**json.loads(Path(folder, "trial.json").read_text()))
 
 
-def _rank(rank: int, ranks: int, device: str, problem: Problem, version: str, folder: str) -> None:
+def _rank(rank: int, ranks: int, device: str, problem: Problem, version: str, trains: bool, folder: str) -> None:
     """What each process does; the first writes down what came of it."""
     place = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
@@ -81,6 +83,11 @@ def _rank(rank: int, ranks: int, device: str, problem: Problem, version: str, fo
             "o": (o - zigzag_split(expected.exact["o"], rank, ranks)).abs().max(),
             "lse": (lse - zigzag_split(expected.exact["lse"], rank, ranks, dim=2)).abs().max(),
         }
+        tolerances = dict(expected.tolerances)
+        if trains:
+            of_gradients, more = _errors_of_gradients(problem, options, rank, ranks, place)
+            errors |= of_gradients
+            tolerances |= more
         times = {}
         if device == "cuda":
             here = torch.stack((k, v))
@@ -92,13 +99,28 @@ def _rank(rank: int, ranks: int, device: str, problem: Problem, version: str, fo
         if rank == 0:
             trial = {
                 "errors": {name: worst[name] for name in errors},
-                "tolerances": expected.tolerances,
+                "tolerances": tolerances,
                 "times": {name: worst[name] for name in times},
             }
             Path(folder, "trial.json").write_text(json.dumps(trial))
         dist.barrier()  # gloo may end a process whose peer leaves while they still talk
     finally:
         dist.destroy_process_group()
+
+
+def _errors_of_gradients(
+    problem: Problem, options: dict[str, Any], rank: int, ranks: int, place: torch.device
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Of this rank's dq, dk and dv, beside those of the whole sequence; and the tolerances."""
+    whole = replace(problem, operation="backward")
+    tensors = make_inputs(whole, place)
+    expected = expect(whole, tensors)
+    q, k, v = (zigzag_split(tensors.by_name[name], rank, ranks).requires_grad_() for name in "qkv")
+    dout = zigzag_split(tensors.by_name["dout"], rank, ranks)
+    found = torch.autograd.grad(ring_attention(q, k, v, **options), (q, k, v), dout)
+    pairs = zip(("dq", "dk", "dv"), found, strict=True)
+    exact = {name: zigzag_split(expected.exact[name], rank, ranks) for name in expected.exact}
+    return {name: (gradient - exact[name]).abs().max() for name, gradient in pairs}, expected.tolerances
 
 
 def _go_round(here: torch.Tensor, coming: torch.Tensor, rank: int, ranks: int) -> None:

@@ -33,6 +33,14 @@ def test_two_processes_over_gloo(capsys):
     assert "of linear" not in said, "the emulator has no times"
 
 
+@pytest.mark.parametrize("mask", [[], ["--causal"]], ids=["full", "causal"])
+def test_two_processes_train_over_gloo(mask, capsys):
+    code, said, _ = tried("--device", "emulator", "--train", "--heads", "2", "--heads-k", "1", *mask, capsys=capsys)
+    assert code == 0, said
+    outputs = [line.split()[0] for line in said.splitlines() if re.match(r" *(o|lse|d[qkv]) ", line)]
+    assert outputs == ["o", "lse", "dq", "dk", "dv"]
+
+
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
@@ -79,9 +87,11 @@ def test_what_is_no_number_on_one_rank_is_the_worst(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.parametrize("mask", [[], ["--causal"]], ids=["full", "causal"])
-def test_two_gpus_over_nccl(mask, capsys):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("a ring over NCCL needs 2 GPUs")
-    code, said, _ = tried("--seqlen", "16384", "--heads", "4", "--heads-k", "2", *mask, capsys=capsys)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gpus_over_nccl(ranks, mask, capsys):
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"a ring of {ranks} over NCCL needs as many GPUs")
+    sizes = ["--ranks", str(ranks), "--seqlen", "16384", "--heads", "4", "--heads-k", "2"]
+    code, said, _ = tried(*sizes, "--train", *mask, capsys=capsys)
     assert code == 0, said
-    assert all(f"{name} " in said for name in ("one GPU", "ring", "exchange"))
+    assert all(f"{name} " in said for name in ("dq", "dk", "dv", "one GPU", "ring", "exchange"))

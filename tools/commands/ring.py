@@ -2,6 +2,7 @@
 
 flashladder ring --causal                          131,072 tokens on 2 GPUs
 flashladder ring --ranks 4 --seqlen 262144 --heads 8
+flashladder ring --causal --train                  its gradients too, checked
 flashladder ring --device emulator --causal        without GPUs: few tokens, checked, not timed
 
 Every rank also computes the whole sequence alone, which gives the time of one GPU. Nothing is logged. The exit code is
@@ -31,6 +32,7 @@ def parser() -> Parser:
     made.add_argument("--ranks", type=int, default=2, metavar="N", help="processes, a GPU each (default: 2)")
     made.add_argument("--version", metavar="RUNG", help="the rung that each runs (default: that of attention())")
     made.add_argument("--device", choices=("auto", "gpu", "emulator"), default="auto", help="default: GPUs if any")
+    made.add_argument("--train", action="store_true", help="check gradients too")
     options.add_problem(made)
     return made
 
@@ -47,7 +49,8 @@ def main(arguments: argparse.Namespace) -> int:
     problem = options.problem(arguments, FIRST, **defaults)
     if not on_gpu:
         warn(f"no GPU: {problem.seqlen_q} tokens (--seqlen), on the emulator; the answer is checked, and not timed")
-    trial = ring_trial.hold(problem, arguments.ranks, "cuda" if on_gpu else "cpu", arguments.version or FASTEST)
+    device, version = "cuda" if on_gpu else "cpu", arguments.version or FASTEST
+    trial = ring_trial.hold(problem, arguments.ranks, device, version, arguments.train)
     console.print(f"{arguments.ranks} ranks, {problem.name}", style="bold", soft_wrap=True)
     rows = ((name, f"{error:.2g}", f"{trial.tolerances[name]:.2g}") for name, error in trial.errors.items())
     console.print(table("", ["output", *numbers("error", "tolerance")], rows))
