@@ -19,12 +19,13 @@ def header_folders(kernel: Path) -> list[Path]:
 
     Its own folder, `cuda` beside its rung, common/cuda, and the folders of all ladders and of the first one's rungs:
     what a rung shares with a few later ones lies with it. A rung in a checkout has that checkout's; one that lies
-    elsewhere has this one's.
+    elsewhere has this one's, and what `cuda` of every ladder has.
     """
     checkouts = (parent for parent in kernel.parents[1:] if (parent / "common" / "cuda").is_dir())
     root = next(checkouts, None)
     common, versions = (root / "common" / "cuda", root / "versions") if root else (CUDA_HEADERS, VERSIONS)
-    return [kernel.parent, kernel.parents[1] / "cuda", common, versions, versions / FIRST]
+    elsewhere = [] if kernel.is_relative_to(versions) else sorted(versions.glob("*/cuda"))
+    return [kernel.parent, kernel.parents[1] / "cuda", common, versions, versions / FIRST, *elsewhere]
 
 
 def find_header(name: str, folders: Iterable[Path]) -> Path | None:

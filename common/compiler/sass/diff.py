@@ -89,6 +89,10 @@ def source_diff(lower: Version, upper: Version, context: int = 2) -> str:
     """A unified diff of the two kernel.cu; empty where the rungs share one."""
     if lower.kernel == upper.kernel:
         return ""
-    before, after = (version.kernel.read_text().splitlines() for version in (lower, upper))
-    left, right = (f"{version.kernel.parent.name}/{version.kernel.name}" for version in (lower, upper))
-    return "\n".join(difflib.unified_diff(before, after, left, right, n=context, lineterm=""))
+    return text_diff(lower.kernel.read_text(), upper, f"{lower.kernel.parent.name}/{lower.kernel.name}", context)
+
+
+def text_diff(before: str, upper: Version, name: str, context: int = 2) -> str:
+    """A unified diff of a text of this name and a rung's kernel.cu."""
+    after, right = upper.kernel.read_text().splitlines(), f"{upper.kernel.parent.name}/{upper.kernel.name}"
+    return "\n".join(difflib.unified_diff(before.splitlines(), after, name, right, n=context, lineterm=""))

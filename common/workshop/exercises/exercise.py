@@ -1,11 +1,13 @@
 """An exercise: versions/LADDER/NN_name/exercise.yaml, and what follows from the ladder.
 
-The start is the kernel of the rung below, in the rung's own configuration. The solution is the rung's kernel. Both run
-the operation's small problem, or the one that the exercise declares.
+The start is the kernel of the rung below, in the rung's own configuration; or the rung's own kernel with a fault, which
+is to be found. The solution is the rung's kernel. Both run the operation's small problem, or the one that the exercise
+declares.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -17,10 +19,10 @@ from pydantic import Field, StrictStr
 from flashladder.common import catalog
 from flashladder.common.catalog import Version
 from flashladder.common.catalog.schema import Declared, one_of, read
-from flashladder.common.compiler.sass.diff import source_diff
+from flashladder.common.compiler.sass.diff import text_diff
 from flashladder.common.console import warn
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.paths import VERSIONS
+from flashladder.common.paths import VERSIONS, cache_dir
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.workshop.exercises.measures import MEASURES, Measure
@@ -37,19 +39,48 @@ class ExerciseDeclaration(Declared):
     hints: tuple[StrictStr, ...]
     problem: dict[str, Any] = Field(default_factory=dict)  # where the operation's small one does not show enough
     families: tuple[StrictStr, ...] = HARD  # of inputs that it has to be right for, beside normal ones
+    fault: dict[StrictStr, StrictStr] = Field(
+        default_factory=dict
+    )  # lines of kernel.cu, and what they are at the start
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """A rung with its idea taken out."""
+    """A rung with its idea taken out, or with a fault."""
 
     version: Version
-    below: Version  # whose kernel is the start
+    base: Version  # whose kernel the start is made of
     task: str
     goal: str  # of MEASURES
     own_hints: tuple[str, ...]
     problem: Problem  # that it is graded with
     families: tuple[str, ...]  # of inputs, beside the problem's own
+    fault: Mapping[str, str]  # of the start: lines, and what stands there instead
+
+    @property
+    def start(self) -> str:
+        """The text of the kernel that one begins with."""
+        text = self.base.kernel.read_text()
+        for line, wrong in self.fault.items():
+            text = text.replace(line, wrong)
+        return text
+
+    @property
+    def start_kernel(self) -> Path:
+        """A file with that."""
+        if not self.fault:
+            return self.base.kernel
+        text = hashlib.sha256(self.start.encode()).hexdigest()
+        return self.lay_out(cache_dir() / "exercises" / text[:16])
+
+    def lay_out(self, folder: Path) -> Path:
+        """Writes the start into a folder, with what lies beside its kernel; gives the kernel."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for header in self.base.kernel.parent.glob("*.cuh"):
+            (folder / header.name).write_text(header.read_text())
+        kernel = folder / self.base.kernel.name
+        kernel.write_text(self.start)
+        return kernel
 
     @property
     def measure(self) -> Measure:
@@ -59,7 +90,8 @@ class Exercise:
     @property
     def hints(self) -> tuple[str, ...]:
         """From the vaguest to the clearest; the last one is the rung's own change."""
-        return (*self.own_hints, f"This is what the rung changes:\n\n{source_diff(self.below, self.version)}")
+        diff = text_diff(self.start, self.version, f"{self.base.kernel.parent.name}/{self.base.kernel.name}")
+        return (*self.own_hints, f"This is what the rung changes:\n\n{diff}")
 
 
 def exercises(root: Path = VERSIONS) -> list[Exercise]:
@@ -90,7 +122,9 @@ def _load(version: Version) -> Exercise:
         declared = read(path, ExerciseDeclaration)
         ladder = version.its_ladder()
         lower = [other for other in ladder[: ladder.index(version)] if other.kernel != version.kernel]
-        if not lower:
+        if missing := [line for line in declared.fault if version.kernel.read_text().count(line) != 1]:
+            raise ConfigError(f"fault: {listing(missing)} should stand in {version.kernel.name} once")
+        if not (lower or declared.fault):
             raise ConfigError("an exercise starts from the rung below, and there is none with another kernel")
         problem = _problem(version, declared.problem)
         for family in declared.families:
@@ -98,7 +132,8 @@ def _load(version: Version) -> Exercise:
     except (ConfigError, UnsupportedProblemError) as error:
         raise ConfigError(f"{path}: {error}") from None
     hints = tuple(hint.strip() for hint in declared.hints)
-    return Exercise(version, lower[-1], declared.task.strip(), declared.goal, hints, problem, declared.families)
+    base, task = version if declared.fault else lower[-1], declared.task.strip()
+    return Exercise(version, base, task, declared.goal, hints, problem, declared.families, declared.fault)
 
 
 def _problem(version: Version, declared: Mapping[str, Any]) -> Problem:

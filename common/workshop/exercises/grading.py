@@ -43,8 +43,10 @@ class Grade:
 
     @property
     def bound(self) -> int:
-        """The most that the goal's figure may be."""
+        """The most that the goal's figure may be; a fault is mended with no more than the rung has."""
         goal = self.exercise.goal
+        if self.exercise.fault:
+            return self.rung[goal]
         return self.exercise.measure.bound(self.start[goal], self.rung[goal])
 
     @property
@@ -61,7 +63,7 @@ def grade(exercise: Exercise, kernel: Path) -> Grade:
     """The grade of a kernel. Raises BuildError where it does not compile, or spills where the rung does not."""
     problem, gpu = exercise.problem, load_gpu(GPU)
     config = exercise.version.config_for(problem, gpu)
-    kernels = (exercise.below.kernel, exercise.version.kernel, kernel.resolve())
+    kernels = (exercise.start_kernel, exercise.version.kernel, kernel.resolve())
     versions = [dataclasses.replace(exercise.version, kernel=each) for each in kernels]
     start, rung, own = build([BuildRequest(version, config, gpu.arch) for version in versions])
     faults: list[str] = []

@@ -27,10 +27,9 @@ def begin(exercise: Exercise, folder: Path) -> Grade:
     kernel = folder / KERNEL
     if kernel.exists():
         raise ResultsError(f"{kernel} is there already: grade it with --check, or name another folder with --folder")
-    start = grade(exercise, exercise.below.kernel)
-    folder.mkdir(parents=True, exist_ok=True)
+    start = grade(exercise, exercise.start_kernel)
+    exercise.lay_out(folder)
     (folder / TASK).write_text(_task(start))
-    kernel.write_text(exercise.below.kernel.read_text())
     return start
 
 
