@@ -224,20 +224,18 @@ def test_hopper_rungs_take_any_lengths(rung, sizes):
 
 
 @pytest.mark.parametrize(
-    ("ctas", "sizes"),
+    "sizes",
     [
-        (1, {"head_dim": 256, "seqlen_q": 200, "seqlen_k": 80, "num_heads": 2, "num_heads_k": 1, "causal": True}),
-        (1, {"head_dim": 192, "seqlen_q": 70, "seqlen_k": 50, "batch": 2, "dtype": "fp16", "layout": "bhsd"}),
-        (1, {"head_dim": 192, "head_dim_v": 128, "seqlen_q": 200, "seqlen_k": 64, "layout": "padded"}),
-        (2, {"head_dim": 256, "seqlen_q": 300, "seqlen_k": 100, "dtype": "fp16", "layout": "padded"}),
-        (2, {"head_dim": 256, "seqlen_q": 90, "seqlen_k": 20, "causal": True}),
-        (2, {"head_dim": 192, "head_dim_v": 128, "seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1}),
+        {"head_dim": 256, "seqlen_q": 200, "seqlen_k": 80, "num_heads": 2, "num_heads_k": 1, "causal": True},
+        {"head_dim": 192, "seqlen_q": 70, "seqlen_k": 50, "batch": 2, "dtype": "fp16", "layout": "bhsd"},
+        {"head_dim": 192, "head_dim_v": 128, "seqlen_q": 200, "seqlen_k": 64, "layout": "padded"},
+        {"head_dim": 256, "seqlen_q": 90, "seqlen_k": 20, "causal": True},
     ],
     ids=str,
 )
-def test_wide_heads(ctas, sizes):
-    """One tile of Q, two and more; cut tiles of either; rows without keys; CTAs without keys, in a cluster."""
-    emulated(WIDE, problem(**sizes), ctas=ctas)
+def test_wide_heads(sizes):
+    """One tile of Q, two and more; cut tiles of either; rows without keys."""
+    emulated(WIDE, problem(**sizes))
 
 
 def test_wide_heads_have_a_more_exact_ds():

@@ -7,8 +7,7 @@
 //
 // The roles of a CTA of attention_backward:
 //
-//     producers, two threads     have TMA load K, then Q with lse; and V, then dO with delta. In a cluster each CTA loads its
-//                                part of the rows of Q and dO for all
+//     producers, two threads     have TMA load K, then Q with lse; and V, then dO with delta
 //     warpgroup 0, "values"      S^T = K Q^T, P^T;         dV += P^T dO;   the first panels of dQ = dS K
 //     warpgroup 1, "keys"        dP^T = V dO^T, dS^T;      dK += dS^T Q;   the others
 //
@@ -28,11 +27,11 @@
 #include "dq_bulk.cuh"
 #include "key_mask.cuh"
 #include "padded_pass.cuh"
-#include "cluster_rows.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/reduce.cuh"
 #include "query_tile.cuh"
+#include "row_pipeline.cuh"
 #include "warpgroup_tiles.cuh"
 
 #include <type_traits>
@@ -44,8 +43,8 @@ constexpr int consumer_warps = 8;
 
 using VTile = SwizzledPanels<block_n, head_dim_v>;
 using DoutTile = SwizzledPanels<block_m, head_dim_v>;
-using QRing = ClusterRows<QTile, dtype, num_stages, ctas>;
-using DoutRing = ClusterRows<DoutTile, dtype, num_stages, ctas>;
+using QRing = RowPipeline<QTile, dtype, num_stages>;
+using DoutRing = RowPipeline<DoutTile, dtype, num_stages>;
 using ScoresRing = PipelineState<2>;  // the places of dS
 
 using DqSums = Accumulator<16, dq_cols>;  // of a warp, of a panel
@@ -79,14 +78,6 @@ struct Keys {
     static constexpr int first_panel = Values::panels, panels = QTile::panels - first_panel;
 };
 
-// All threads of the CTA, or of its cluster.
-__device__ inline void meet() {
-    if constexpr (ctas > 1)
-        cluster_sync();
-    else
-        __syncthreads();
-}
-
 FLASHLADDER_KERNEL(backward_prepare, BackwardParams, Launch{pass_threads, 0, block_m});
 extern "C" __global__ void __launch_bounds__(pass_threads)
     backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces) {
@@ -115,11 +106,11 @@ __device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspa
     ByColumns<typename Role::Columns> columns;
     ByColumns<STile> ds_columns;
     ByColumns<KTile> k_columns[Role::panels];
-    keys.start(without_rank(has_values ? shared.k : shared.v));
-    rows.start(without_rank(rows_ring.tiles[0]));
-    columns.start(without_rank(columns_ring.tiles[0]));
-    ds_columns.start(without_rank(shared.ds[0]));
-    for (int i = 0; i < Role::panels; ++i) k_columns[i].start(without_rank(shared.k), (Role::first_panel + i) * dq_cols);
+    keys.start(has_values ? shared.k : shared.v);
+    rows.start(rows_ring.tiles[0]);
+    columns.start(columns_ring.tiles[0]);
+    ds_columns.start(shared.ds[0]);
+    for (int i = 0; i < Role::panels; ++i) k_columns[i].start(shared.k, (Role::first_panel + i) * dq_cols);
     HoistedReader<STile, dtype> ds_place;
     ds_place.start(shared.ds[0], warp_key);
 
@@ -255,10 +246,9 @@ __device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspa
 
 FLASHLADDER_KERNEL(attention_backward, BackwardParams,
                    Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
-                       .over("ctas * cdiv(seqlen_k, ctas * block_n)", "num_heads_k", "batch")
-                       .clusters(ctas)
-                       .by_tma("q", QRing::rows, 64, 128)
-                       .by_tma("dout", DoutRing::rows, 64, 128)
+                       .over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch")
+                       .by_tma("q", block_m, 64, 128)
+                       .by_tma("dout", block_m, 64, 128)
                        .by_tma("k", block_n, 64, 128)
                        .by_tma("v", block_n, 64, 128)
                        .dependent());
@@ -269,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
 
     launch_dependents();
-    const KeyTile<head_dim, causal, 32, true, ctas> tile{p};
+    const KeyTile<head_dim, causal, 32> tile{p};
     const KeyMask<causal> mask{p};
     const int batch = tile.batch, head_k = tile.head, group_heads = p.num_heads / p.num_heads_k;
     const int first_key = tile.number * block_n, end_key = min(block_n, p.seqlen_k - first_key);
@@ -282,11 +272,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         shared.keys_full.init(2);
         fence_mbarrier_init();
     }
-    meet();  // the barriers are made
+    __syncthreads();  // the barriers are made
 
-    // The tiles of Q of all heads that share the keys, one head behind the other; those of the first CTA of a cluster.
-    const int first_row = mask.first_row(tile.number / ctas * ctas * block_n);
-    QueryTiles tiles{p, first_row, head_k * group_heads, group_heads};
+    // The tiles of Q of all heads that share the keys, one head behind the other.
+    QueryTiles tiles{p, mask.first_row(first_key), head_k * group_heads, group_heads};
 
     if (warpgroup_index() == 2) {
         release_registers<Share::producer>();
@@ -325,7 +314,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         store_keys<KTile>(shared.k, warp_key, head_of(p.dk, p.dk_stride, batch, head_k), p.dk_stride.row, first_key, end_key,
                           dk);
     }
-    if constexpr (ctas > 1) cluster_sync();  // the other CTA tells this one until then what is empty
 }
 
 FLASHLADDER_KERNEL(backward_finish, BackwardParams, Launch{finish_threads, QTile::size * sizeof(dtype), block_m}.dependent());

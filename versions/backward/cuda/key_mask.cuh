@@ -41,8 +41,8 @@ struct KeyMask {
 
 // Which tile of keys of which head of K a CTA has. With a causal mask the first keys are seen by most rows and take
 // longest: CTAs begin with those, of all heads of a section. The rows of a section fit into some MB of L2: those of Q and
-// dO, and dQ in fp32; of all heads that share one of K, or of one of them. The CTAs of a cluster have tiles side by side.
-template <int head_dim, bool by_sections, unsigned l2_megabytes = 24, bool of_all = true, unsigned ctas = 1>
+// dO, and dQ in fp32; of all heads that share one of K, or of one of them.
+template <int head_dim, bool by_sections, unsigned l2_megabytes = 24, bool of_all = true>
 struct KeyTile {
     static constexpr unsigned l2_rows = (l2_megabytes << 20) / (8 * head_dim);
 
@@ -58,9 +58,9 @@ struct KeyTile {
         const unsigned heads = gridDim.y * gridDim.z;
         unsigned any_head;
         int from_the_end;
-        longest_first(blockIdx.x / ctas + gridDim.x / ctas * (blockIdx.y + gridDim.y * blockIdx.z), gridDim.x / ctas, heads,
-                      section(p, heads), from_the_end, any_head);
-        number = gridDim.x - (from_the_end + 1) * ctas + blockIdx.x % ctas;
+        longest_first(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), gridDim.x, heads, section(p, heads),
+                      from_the_end, any_head);
+        number = gridDim.x - 1 - from_the_end;
         head = any_head % gridDim.y;
         batch = any_head / gridDim.y;
     }
