@@ -27,20 +27,15 @@
 //     dq_full      of each adder: the warps of its warpgroup have put dQ there. dq_empty: the adder has read it
 //     added        in global memory, of each part of a tile of dQ: how many tiles of keys have been added
 //     barrier 1    of all consumers: no warp reads K any more
-#include "24_woven_general/narrower.cuh"
-#include "bounded_key_mask.cuh"
+#include "any_attention.cuh"
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
 #include "key_operand.cuh"
 #include "pipeline/roles.cuh"
-#include "places.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "row_pipeline.cuh"
 #include "turns.cuh"
 #include "warpgroup_tiles.cuh"
-#include "weights.cuh"
-
-#include <type_traits>
 
 using namespace config;
 
@@ -48,25 +43,10 @@ using Share = Registers<num_groups, 1, 24>;  // the producers' warpgroup is the 
 using DqSums = Accumulator<16, dq_cols>;     // of a warp, of a tile
 constexpr int warp_sums = 16 * dq_cols, group_sums = 4 * warp_sums, tile_sums = num_groups * group_sums;
 constexpr int last_row = block_m - step_rows;  // of a tile, where a step begins
-constexpr bool by_sections = (causal && !window) || deterministic;  // within a window as many rows see each key
 
-using Tensors = std::conditional_t<packed, PackedBackwardParams, BackwardParams>;
-using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
-using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
-using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
-using ApartTensors = std::conditional_t<dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
-using Params = std::conditional_t<narrower, Narrower<ApartTensors>, ApartTensors>;
-using Work = BackwardSequence<Params, packed>;
-using Mask = BoundedKeyMask<causal, window>;
-
-FLASHLADDER_WORKSPACE(lse_log2, float, "num_heads * (total_q // block_m + batch) * block_m");
-FLASHLADDER_WORKSPACE(delta, float, "num_heads * (total_q // block_m + batch) * block_m");
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * 8192 * wants_dq");  // tile_sums
 FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 2");
 static_assert(tile_sums == 8192 && num_groups == 2);
-struct CountedWorkspaces : PaddedWorkspaces {
-    unsigned *added;  // to each warpgroup's part of a tile of dQ: tiles of keys
-};
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
@@ -80,14 +60,6 @@ struct Shared {
     Mbarrier keys_full;
 };
 
-constexpr Launch pass(int threads, int shared_bytes = 0) {
-    const Launch plain{static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes), block_m};
-    return packed ? plain.over("total_q // block_m + batch", "num_heads", "1") : plain;
-}
-constexpr Launch last_pass(int threads, int shared_bytes) {
-    const Launch over_rows = pass(threads, shared_bytes).dependent();
-    return wants_dq ? over_rows : over_rows.over("0", "0", "0");
-}
 constexpr Launch over_keys = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
                                  .by_tma("q", block_m, 64, 128)
                                  .by_tma("dout", block_m, 64, 128)
@@ -312,9 +284,7 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
                columns_of<narrower>(p));
 }
 
-FLASHLADDER_KERNEL(attention_backward, Params,
-                   packed ? over_keys.over("total_k // block_n + batch", "num_heads_k", "1")
-                          : over_keys.over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch"));
+FLASHLADDER_KERNEL(attention_backward, Params, over_tiles_of_keys(over_keys));
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_backward(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces,
                        const __grid_constant__ Maps maps) {
@@ -332,11 +302,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
     const PassingTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
     if ((window || packed) && tiles.count() <= 0) {  // no row sees them
-        if (!wants_dkv) return;
-        clear_rows<Share::num_threads>(work.like_k(p.dk, p.dk_stride, place.head), p.dk_stride.row, first_key, last_key,
-                                       columns_of<narrower>(p));
-        clear_rows<Share::num_threads>(work.like_k(p.dv, p.dv_stride, place.head), p.dv_stride.row, first_key, last_key,
-                                       columns_of_v<narrower>(p));
+        if (wants_dkv) clear_gradients<Share::num_threads>(work, place.head, first_key, last_key);
         return;
     }
 

@@ -79,12 +79,3 @@ __device__ inline MapPlace place_of_keys(const Work &work) {
     if constexpr (packed) return {work.p.total_k - work.seqlen_k, work.first_k + work.seqlen_k};
     return {0, work.batch};
 }
-
-// Zeros for the gradients of keys that no row sees.
-template <int num_threads, class T, class Columns>
-__device__ inline void clear_rows(T *head, long long row_stride, int first, int last, const Columns &columns) {
-    constexpr int chunks = config::head_dim / chunk;
-    for (int i = threadIdx.x; i < (last + 1 - first) * chunks; i += num_threads)
-        if (const int col = i % chunks * chunk; columns.has(col))
-            store_global_16(head + (first + i / chunks) * row_stride + col, {});
-}

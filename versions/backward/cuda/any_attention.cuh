@@ -1,0 +1,60 @@
+// What rungs for Hopper that take any attention share: their argument, which rows and keys there are, and the launches of the
+// passes around their loop.
+#pragma once
+#include "24_woven_general/narrower.cuh"
+#include "bounded_key_mask.cuh"
+#include "places.cuh"
+#include "softmax/dropout.cuh"
+#include "weights.cuh"
+
+#include <type_traits>
+
+using Tensors = std::conditional_t<config::packed, PackedBackwardParams, BackwardParams>;
+using BoundedTensors = std::conditional_t<config::window || config::softcap, Bounded<Tensors>, Tensors>;
+using BiasedTensors = std::conditional_t<config::alibi, Biased<BoundedTensors>, BoundedTensors>;
+using DroppingTensors = std::conditional_t<config::dropout, Dropping<BiasedTensors>, BiasedTensors>;
+using ApartTensors = std::conditional_t<config::dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
+using Params = std::conditional_t<config::narrower, Narrower<ApartTensors>, ApartTensors>;
+using Work = BackwardSequence<Params, config::packed>;
+using Mask = BoundedKeyMask<config::causal, config::window>;
+
+// Within a window as many rows see each key. Additions in order begin with the first keys.
+constexpr bool by_sections = (config::causal && !config::window) || config::deterministic;
+
+FLASHLADDER_WORKSPACE(lse_log2, float, "num_heads * (total_q // block_m + batch) * block_m");
+FLASHLADDER_WORKSPACE(delta, float, "num_heads * (total_q // block_m + batch) * block_m");
+struct CountedWorkspaces : PaddedWorkspaces {
+    unsigned *added;  // to each part of a tile of dQ: tiles of keys
+};
+
+constexpr Launch pass(int threads, int shared_bytes = 0) {
+    const Launch plain{static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes), config::block_m};
+    return config::packed ? plain.over("total_q // block_m + batch", "num_heads", "1") : plain;
+}
+constexpr Launch last_pass(int threads, int shared_bytes) {
+    const Launch over_rows = pass(threads, shared_bytes).dependent();
+    return config::wants_dq ? over_rows : over_rows.over("0", "0", "0");
+}
+// The loop's, of which a CTA has a tile of keys.
+constexpr Launch over_tiles_of_keys(const Launch &launch) {
+    return config::packed ? launch.over("total_k // block_n + batch", "num_heads_k", "1")
+                          : launch.over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch");
+}
+
+// Zeros for rows of dK or dV.
+template <int num_threads, int cols, class T, class Columns>
+__device__ inline void clear_rows(T *head, long long row_stride, int first, int last, const Columns &columns) {
+    constexpr int chunks = cols / chunk;
+    for (int i = threadIdx.x; i < (last + 1 - first) * chunks; i += num_threads)
+        if (const int col = i % chunks * chunk; columns.has(col))
+            store_global_16(head + (first + i / chunks) * row_stride + col, {});
+}
+// The gradients of keys that no row sees.
+template <int num_threads>
+__device__ inline void clear_gradients(const Work &work, int head_k, int first_key, int last_key) {
+    const Params &p = work.p;
+    clear_rows<num_threads, config::head_dim>(work.like_k(p.dk, p.dk_stride, head_k), p.dk_stride.row, first_key, last_key,
+                                              columns_of<config::narrower>(p));
+    clear_rows<num_threads, config::head_dim_v>(work.like_k(p.dv, p.dv_stride, head_k), p.dv_stride.row, first_key, last_key,
+                                                columns_of_v<config::narrower>(p));
+}
