@@ -125,9 +125,11 @@ class Implementation(Configurable):
 
     def _decided(self, problem: "Asked") -> dict[str, Value]:
         kind = kind_of(problem)
-        decided = kind.decided(self.supports.columns(kind.head_dim))
-        if self.apart:
-            decided[HEAD_DIM_V] = self.supports.columns_v(kind.head_dim)
+        widths = self.supports.columns(kind.head_dim), self.supports.columns_v(kind.head_dim, kind.head_dim_v)
+        decided = kind.decided(widths[0])
+        if self.apart or self.supports.head_dim_v:
+            decided[HEAD_DIM_V] = widths[1]
+            decided["narrower"] = widths != (kind.head_dim, kind.head_dim_v)
         if ROW_STRIDE in self.choices and not isinstance(problem, Kind):
             decided[ROW_STRIDE] = problem.num_heads * problem.head_dim
         return decided

@@ -45,7 +45,7 @@ class Supports(Declared):
     head_dim: tuple[StrictInt, ...]
     apart: dict[StrictInt, StrictInt] = {}  # more of them, and the head_dim_v of their kernels, which is smaller
     narrower: StrictBool = False  # also what is padded to one of those: a head_dim, and a head_dim_v apart from it
-    head_dim_v: tuple[StrictInt, ...] = ()  # beside that of head_dim
+    head_dim_v: tuple[StrictInt, ...] = ()  # of its kernels, beside that of head_dim; up to it if `narrower`
     seqlen_q: StrictStr = "any"
     seqlen_k: StrictStr = "any"
     causal: StrictBool = False
@@ -75,19 +75,21 @@ class Supports(Declared):
         apart = "".join(f"; {head_dim} with head_dim_v up to {of_v}" for head_dim, of_v in self.apart.items())
         return f"{listing(self.head_dim)}{narrower}{apart}"
 
-    def columns_v(self, head_dim: int) -> int:
-        """The head_dim_v of the kernel that takes a head_dim, where its type does not say."""
+    def columns_v(self, head_dim: int, head_dim_v: int) -> int:
+        """The head_dim_v of the kernel that takes both: of several that are wide enough the narrowest."""
         columns = self.columns(head_dim)
-        return self.apart.get(columns, columns)
+        wide_enough = (each for each in self.head_dim_v if head_dim_v <= each <= columns)
+        return min(wide_enough, default=self.apart.get(columns, columns))
 
     def refusal_of_v(self, head_dim: int, head_dim_v: int) -> str | None:
         """Why it does not take a head_dim_v with a head_dim that it takes, after the name; None where it does."""
-        most = self.columns_v(head_dim)
-        if self.head_dim_v:
-            takes, known = head_dim_v in self.head_dim_v, listing(self.head_dim_v)
-        elif self.narrower:
+        if self.narrower:
+            columns = self.columns(head_dim)
+            most = self.apart.get(columns, columns)
             takes = head_dim_v <= most and head_dim_v % HEAD_DIM_STEP == 0
             known = f"in multiples of {HEAD_DIM_STEP} up to {most} with head_dim={head_dim}"
+        elif self.head_dim_v:
+            takes, known = head_dim_v in self.head_dim_v, listing(self.head_dim_v)
         else:
             takes, known = head_dim_v == head_dim, f"{head_dim}, as head_dim"
         return None if takes else f"takes head_dim_v {known}, not {head_dim_v}"

@@ -238,6 +238,33 @@ def test_wide_heads(sizes):
     emulated(WIDE, problem(**sizes))
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"head_dim": 256, "seqlen_q": 150, "num_heads": 2, "num_heads_k": 1, "window_left": 5, "window_right": 9},
+        {"head_dim": 192, "head_dim_v": 128, "seqlen_q": 20, "seqlen_k": 300, "causal": True, "window_left": 40},
+        {"head_dim": 256, "seqlen_q": 70, "softcap": 0.5, "causal": True, "softmax_scale": 1.0, "dtype": "fp16"},
+        {"head_dim": 192, "batch": 2, "seqlen_q": 70, "seqlen_k": 80, "alibi": True},
+        {"head_dim": 256, "seqlen_q": 70, "seqlen_k": 50, "dropout_p": 0.3, "num_heads": 2},
+        {"head_dim": 200, "head_dim_v": 136, "seqlen_q": 70, "seqlen_k": 50, "options": {"dlse": True}},
+        {"head_dim": 160, "head_dim_v": 72, "seqlens_q": (70, 0, 33, 1), "seqlens_k": (90, 10, 33, 0), "causal": True},
+        {"head_dim": 256, "seqlen_q": 100, "seqlen_k": 70, "causal": True, "options": {"wants_dq": False}},
+        {"head_dim": 192, "seqlen_q": 150, "seqlen_k": 60, "softcap": 5.0, "options": {"wants_dkv": False}},
+        {
+            "seqlens_q": (3, 130),
+            "seqlens_k": (140, 9),
+            "window_left": 30,
+            **ALL_ELSE,
+            "head_dim": 256,
+            "dropout_p": 0.5,
+        },
+    ],
+    ids=str,
+)
+def test_wide_heads_of_any_attention(sizes):
+    emulated(WIDE, problem(**sizes))
+
+
 def test_wide_heads_have_a_more_exact_ds():
     """It comes of a P that is not rounded, and errors of dQ and dK are smaller than rung 11's."""
     task = problem(head_dim=256)

@@ -20,13 +20,19 @@ from flashladder.tests.support.rung_table import draw
 pytestmark = pytest.mark.gpu
 
 
+WIDTHS = [(256, 256), (256, 128), (192, 192), (192, 128), (160, 72), (224, 200)]  # of Q and K, and of V
+
+
 def problem(**sizes):
     return Problem(**sizes, operation=LADDER)
 
 
-@pytest.mark.parametrize("rung", [IN_ORDER, ANY], ids=lambda rung: rung.name)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("rung", "head_dim"),
+    [(IN_ORDER, 64), (IN_ORDER, 128), (ANY, 64), (ANY, 128), (WIDE, 192), (WIDE, 256)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_a_hundred_runs_give_the_same_bits(rung, causal, head_dim):
     if not rung.runs_on(device_arch()):
         pytest.skip(f"{rung.name} needs another GPU")
@@ -66,7 +72,7 @@ def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqle
     require_right_on_a_gpu(rung, problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (192, 192), (192, 128)])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), WIDTHS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -76,7 +82,11 @@ def test_wide_heads_are_right_on_a_gpu(head_dim, head_dim_v, causal, seqlen_q, s
     require_right_on_a_gpu(WIDE, problem(**sizes))
 
 
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("rung", "head_dim", "head_dim_v"),
+    [*((ANY, each, each) for each in (64, 96, 128, 256)), *((WIDE, *each) for each in WIDTHS)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 @pytest.mark.parametrize(
     "more",
     [
@@ -90,22 +100,24 @@ def test_wide_heads_are_right_on_a_gpu(head_dim, head_dim_v, causal, seqlen_q, s
         {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True},
         {"seqlens_q": (700, 64), "window_left": 100, "softcap": 20.0, "alibi": True, "options": {"dlse": True}},
         {"seqlen_q": 1000, "causal": True, "window_left": 300, "softcap": 20.0, "alibi": True, "dropout_p": 0.2},
+        {"seqlens_q": (700, 64), "causal": True, "window_left": 100, **SAME_BITS},
         {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000), "causal": True, "dropout_p": 0.2},
     ],
     ids=str,
 )
-def test_any_attention_on_a_gpu(head_dim, more):
-    require_right_on_a_gpu(ANY, problem(**{"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, **more}))
+def test_any_attention_on_a_gpu(rung, head_dim, head_dim_v, more):
+    sizes = {"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, "head_dim_v": head_dim_v}
+    require_right_on_a_gpu(rung, problem(**{**sizes, **more}))
 
 
-# Compiled once each: 20 kernels for 2,000 problems.
+# Compiled once each, for 2,000 problems.
 EVERYTHING = dict.fromkeys(("causal", "window", "softcap", "packed"), True)
 KINDS = [
     (rung, {"head_dim": head_dim, "dtype": dtype, **more})
-    for rung in (ANY, LAST, IN_ORDER)
+    for rung in (ANY, LAST, IN_ORDER, WIDE)
     for head_dim in rung.supports.head_dim
     for dtype in ("bf16", "fp16")
-    for more in ([{"causal": False}, EVERYTHING] if rung is ANY else [{"causal": head_dim == 64}])
+    for more in ([{"causal": False}, EVERYTHING] if rung in (ANY, WIDE) else [{"causal": head_dim == 64}])
 ]
 
 

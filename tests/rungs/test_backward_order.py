@@ -16,6 +16,7 @@ from flashladder.tests.support.backward_rungs import (
     LAST,
     SAME_BITS,
     TILE_LATE,
+    WIDE,
     emulated,
     problem,
 )
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.slow
         (IN_ORDER, {"seqlen_q": 140, "seqlen_k": 300, "causal": True, "num_heads": 2, "num_heads_k": 1}),
         (TILE_LATE, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),
         (TILE_LATE, {"seqlens_q": (70, 0, 130), "seqlens_k": (20, 10, 300), "causal": True, "head_dim": 128}),
+        (WIDE, {"seqlen_q": 70, "seqlen_k": 130, "head_dim": 192}),
         (ANY, {"seqlen_q": 100, "seqlen_k": 300, "dtype": "fp16", "num_heads": 2, "num_heads_k": 1}),
         (ANY, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),
         (ANY, {"seqlens_q": (70, 0, 130), "seqlens_k": (20, 10, 300), "causal": True}),

@@ -1,8 +1,9 @@
-// The gradients of a tile of keys with up to 256 columns, by wgmma. Three kernels, each launched while the one before still
-// runs:
+// The gradients of a tile of keys with up to 256 columns, by wgmma, for any mask, score and length. Three kernels, each
+// launched while the one before still runs:
 //
-//     backward_prepare      delta = rowsum(O dO), lse in log2, zeros for dQ
-//     attention_backward    a CTA has a tile of 64 keys, and all rows of Q that see it pass by, 64 at a time
+//     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for dQ
+//     attention_backward    a CTA has a tile of 64 keys, and all rows of Q that see it pass by, 64 at a time,
+//                           from the last ones up
 //     backward_finish       dQ, from fp32 sums as warps hold them to rows
 //
 // The roles of a CTA of attention_backward:
@@ -23,15 +24,17 @@
 //     keys_full    K and V have come
 //     p_full       of each warp of `keys`: the warp of `values` with the same keys has put P^T there. p_empty: it is read
 //     ds_full      all warps of `keys` have put dS^T there. ds_empty: both warpgroups have multiplied it by K
+//     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more
+#include "any_attention.cuh"
 #include "dq_bulk.cuh"
-#include "key_mask.cuh"
-#include "padded_pass.cuh"
+#include "kept_bits.cuh"
 #include "pipeline/roles.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/reduce.cuh"
-#include "query_tile.cuh"
 #include "row_pipeline.cuh"
+#include "turns.cuh"
 #include "warpgroup_tiles.cuh"
 
 #include <type_traits>
@@ -50,6 +53,9 @@ using ScoresRing = PipelineState<2>;  // the places of dS
 using DqSums = Accumulator<16, dq_cols>;  // of a warp, of a panel
 constexpr int warp_sums = 16 * dq_cols;
 constexpr int panel_sums = block_m * dq_cols;
+
+FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
+FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 8 * deterministic");  // consumer_warps
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
@@ -78,54 +84,70 @@ struct Keys {
     static constexpr int first_panel = Values::panels, panels = QTile::panels - first_panel;
 };
 
-FLASHLADDER_KERNEL(backward_prepare, BackwardParams, Launch{pass_threads, 0, block_m});
+FLASHLADDER_KERNEL(backward_prepare, Params, pass(pass_threads));
 extern "C" __global__ void __launch_bounds__(pass_threads)
-    backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces) {
+    backward_prepare(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
     launch_dependents();
-    prepare_tile(p, workspaces);
+    const auto place = rows_of_cta<packed>(p);
+    const Work work{p, place.batch};
+    if (packed && !place.is_in(work.seqlen_q, block_m)) return;
+    prepare_tile<wants_dq>(work, workspaces, place.number, columns_of_v<narrower>(p));
+    if (deterministic && threadIdx.x < consumer_warps)
+        workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * consumer_warps + threadIdx.x] = 0;
 }
 
-// Adds a warp's part of a panel of dQ to its sums.
-__device__ inline void add_panel(float *sums, DqSums &dq) {
-    each_block(dq, sums, [](float4 *place, const float (&x)[4]) { add_global_16(place, x); });
+// A producer: the tiles of Q or dO, each with what is known of its rows.
+template <class Ring>
+__device__ inline void load_tiles(Ring &ring, const TensorMapBytes &map, const float *of_rows, const Work &work,
+                                  PassingTiles tiles) {
+    wait_for_dependency();  // lse, delta and the zeros of dQ are there
+    const MapPlace rows = place_of_rows<packed>(work);
+    auto at = ring.producer();
+#pragma unroll 1
+    for (int left = tiles.count(); left > 0; --left, tiles.advance(), at.advance())
+        ring.load(at, map, rows.first + tiles.number * block_m, tiles.head, rows.last,
+                  of_rows + work.padded_row(tiles.head, tiles.number));
 }
 
 // The loop of a warpgroup. Leaves its gradient in `sum`.
 template <class Role>
-__device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspaces &workspaces, Shared &shared,
-                                    const KeyMask<causal> &mask, QueryTiles next, int batch, int first_key,
+__device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &workspaces, Shared &shared, const Work &work,
+                                    const Mask &mask, PassingTiles next, int key_tile,
                                     Accumulator<16, Role::Columns::cols> &sum) {
     constexpr bool has_values = std::is_same_v<Role, Values>;
     static_assert(Role::panels == 1 || Role::panels == 2, "a panel of dQ before S or dP, and one behind it");
     auto &rows_ring = [&]() -> auto & { if constexpr (has_values) return shared.q; else return shared.dout; }();
     auto &columns_ring = [&]() -> auto & { if constexpr (has_values) return shared.dout; else return shared.q; }();
 
-    const int warp = uniform_warp_index() % 4, warp_key = warp * 16;
+    const int warp = uniform_warp_index() % 4, first_key = key_tile * block_n + warp * 16;  // of the warp
     ByRows<typename Role::Stays> keys;
     ByRows<typename Role::Rows> rows;
     ByColumns<typename Role::Columns> columns;
     ByColumns<STile> ds_columns;
     ByColumns<KTile> k_columns[Role::panels];
-    keys.start(has_values ? shared.k : shared.v);
+    // Without a rank an address has few bits, and descriptors take fewer additions.
+    keys.start(without_rank(has_values ? shared.k : shared.v));
     rows.start(rows_ring.tiles[0]);
     columns.start(columns_ring.tiles[0]);
     ds_columns.start(shared.ds[0]);
-    for (int i = 0; i < Role::panels; ++i) k_columns[i].start(shared.k, (Role::first_panel + i) * dq_cols);
+    for (int i = 0; i < Role::panels; ++i) k_columns[i].start(without_rank(shared.k), (Role::first_panel + i) * dq_cols);
     HoistedReader<STile, dtype> ds_place;
-    ds_place.start(shared.ds[0], warp_key);
+    ds_place.start(shared.ds[0], warp * 16);
 
     const int count = next.count();
-    const float unit = p.softmax_scale * log2_e;
+    const Softcap<softcap> score{p};
+    const float rescale = dropout ? Dropout<dropout>{p, work.batch, 0}.rescale : 1.0f;
     auto rows_at = rows_ring.consumer();
     auto columns_at = columns_ring.consumer();
     ScoresRing ds_at{0}, ds_put{1};
     PipelineState<1> p_at{has_values};
-    QueryTiles due = next;  // whose dQ comes next
+    PassingTiles due = next;     // whose dQ comes next
+    unsigned *untold = nullptr;  // the counter of what was added last
 
     Scores s;
     ScoresOperand operand;
     DqSums dq;
-    sum.clear();
+    if constexpr (wants_dkv) sum.clear();
 
     // S^T = K Q^T, or dP^T = V dO^T
     auto start_next = [&] {
@@ -135,23 +157,34 @@ __device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspa
     // dV += P^T dO, or dK += dS^T Q
     auto start_gradient = [&] {
         columns_ring.wait(columns_at);
-        start_sum<dtype, step_rows>(sum, operand, columns.after(columns_at.stage));
+        if constexpr (wants_dkv) start_sum<dtype, step_rows>(sum, operand, columns.after(columns_at.stage));
     };
     // When that is done, nobody here needs the tiles of Q and of dO; they have the same place in their rings.
     auto end_gradient = [&] {
-        stay_here(sum);
-        stay_here(operand);
+        if constexpr (wants_dkv) {
+            stay_here(sum);
+            stay_here(operand);
+        }
         rows_ring.release(columns_at.stage);
         columns_ring.release(columns_at.stage);
         columns_at.advance();
     };
-    // P^T of the tile whose S is there, or dS^T of that whose dP is there
-    auto find_operand = [&] {
+    // P^T of the tile whose S is under way, or dS^T of that whose dP is; `pending` products were started behind it.
+    auto find_operand = [&](auto pending) {
+        const int first_row = next.number * block_m;
+        const float *numbers = rows_ring.numbers[rows_at.stage];
+        KeptBits kept;
+        if constexpr (dropout) kept.draw(Dropout<true>{p, work.batch, next.head}, first_row, first_key);
+        const float slope = alibi_slope < alibi && has_values > (p, work.batch, next.head);
+        wait_for<decltype(pending)::value>(s);
         if constexpr (has_values) {
-            mask.hide(s, first_key + warp_key, next.number * block_m);
-            probabilities(s, unit, rows_ring.numbers[rows_at.stage]);
+            score.apply(s);
+            mask.hide(s, first_key, first_row);
+            operand = weights<dtype, softcap, alibi>(s, numbers, score.scale, slope, first_row + mask.shift - first_key);
+            if constexpr (dropout) operand = kept.of(operand);
         } else {
-            each_row_of_q(s, rows_ring.numbers[rows_at.stage], [](float &gradient, float delta) { gradient -= delta; });
+            if constexpr (dropout) kept.drop(s);
+            each_row_of_q(s, numbers, [&](float &gradient, float delta) { gradient = rescale * gradient - delta; });
             shared.p_full[warp].wait(p_at.parity);
             each_block(s, shared.p[warp], [](const float4 *place, float (&x)[4]) {
                 const float4 of = *place;
@@ -160,12 +193,12 @@ __device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspa
             __syncwarp();
             shared.p_empty[warp].arrive_as_warp();
             p_at.advance();
+            operand = round_to_operand<dtype>(s);
         }
-        operand = round_to_operand<dtype>(s);
         rows_at.advance();
         next.advance();
     };
-    // Gives P^T to the other warpgroup, or dS^T to both.
+    // Gives what dP^T is multiplied by to the other warpgroup, or dS^T to both.
     auto publish = [&] {
         if constexpr (has_values) {
             shared.p_empty[warp].wait(p_at.parity);
@@ -173,7 +206,7 @@ __device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspa
             __syncwarp();
             shared.p_full[warp].arrive_as_warp();
             p_at.advance();
-        } else {
+        } else if constexpr (wants_dq) {
             shared.ds_empty[ds_put.stage].wait(ds_put.parity);
             store_scores(ds_place, ds_put.stage, 0, operand);
             fence_proxy_async();
@@ -184,17 +217,41 @@ __device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspa
     };
     // A panel of dQ = dS K
     auto start_dq = [&](int panel) {
+        if constexpr (!wants_dq) return;
         if (panel == 0) shared.ds_full[ds_at.stage].wait(ds_at.parity);
         start_product<dtype, block_n>(dq, ds_columns.after(ds_at.stage), k_columns[panel]);
     };
+    auto wait_for_dq = [&](auto pending) {
+        wgmma_wait<decltype(pending)::value>();
+        if constexpr (wants_dq) stay_here(dq);
+    };
+    // Adds it to its sums; if `deterministic`, when it is the turn of this tile of keys.
     auto add_dq = [&](int panel) {
-        const long long row = padded_row(p, batch, due.head, due.number);
-        add_panel(workspaces.dq_sum + row * head_dim + (Role::first_panel + panel) * panel_sums + warp * warp_sums, dq);
+        if constexpr (!wants_dq) return;
+        const long long row = work.padded_row(due.head, due.number);
+        if (deterministic && panel == 0) {
+            untold = workspaces.added + row / block_m * consumer_warps + uniform_warp_index();
+            if (lane_index() == 0) wait_until_added(untold, key_tile - mask.first_key(due.number * block_m) / block_n);
+            __syncwarp();  // it is this tile's turn
+        }
+        float *sums = workspaces.dq_sum + row * head_dim + (Role::first_panel + panel) * panel_sums + warp * warp_sums;
+        each_block(dq, sums, [](float4 *place, const float (&x)[4]) { add_global_16(place, x); });
     };
     auto end_dq = [&] {
+        if constexpr (!wants_dq) return;
         shared.ds_empty[ds_at.stage].arrive_as_warp();
         ds_at.advance();
     };
+    // Ends the turn for what was added last. A step late, as it waits for L2.
+    auto tell_added = [&] {
+        if constexpr (!deterministic || !wants_dq) return;
+        __syncwarp();
+        if (untold != nullptr && lane_index() == 0) add_release(untold, 1);
+    };
+    using None = std::integral_constant<int, 0>;
+    using One = std::integral_constant<int, 1>;
+    constexpr int last = wants_dq ? Role::panels - 1 : 0;
+    using Last = std::integral_constant<int, last>;
 
     shared.keys_full.wait(0);
 #pragma unroll 1
@@ -205,23 +262,21 @@ __device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspa
             end_gradient();
         }
         start_next();
-        wait_for(s);
-        find_operand();
+        find_operand(None());
         publish();
     }
-    constexpr int last = Role::panels - 1;
 #pragma unroll 1
     for (int i = 1; i < count - 1; ++i) {
         start_gradient();
         start_dq(0);
         start_next();
-        wait_for<1>(dq);
+        tell_added();
+        wait_for_dq(One());
         end_gradient();
         add_dq(0);
         if constexpr (last > 0) start_dq(last);
-        wait_for<last>(s);
-        find_operand();
-        wait_for(dq);
+        find_operand(Last());
+        wait_for_dq(None());
         end_dq();
         publish();
         if constexpr (last > 0) add_dq(last);
@@ -231,96 +286,110 @@ __device__ inline void sum_gradient(const BackwardParams &p, const PaddedWorkspa
     wgmma_wait<0>();
     end_gradient();
 #pragma unroll 1
-    for (int i = max(count - 2, 0); i < count; ++i) {
+    for (int i = max(count - 2, 0); wants_dq && i < count; ++i) {
+        tell_added();
 #pragma unroll
         for (int panel = 0; panel < Role::panels; ++panel) {
             start_dq(panel);
-            wait_for(dq);
+            wait_for_dq(None());
             add_dq(panel);
         }
         end_dq();
         due.advance();
     }
+    tell_added();
     named_barrier_sync(1, consumer_warps * 32);  // nobody reads K and V any more
 }
 
-FLASHLADDER_KERNEL(attention_backward, BackwardParams,
-                   Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
-                       .over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch")
-                       .by_tma("q", block_m, 64, 128)
-                       .by_tma("dout", block_m, 64, 128)
-                       .by_tma("k", block_n, 64, 128)
-                       .by_tma("v", block_n, 64, 128)
-                       .dependent());
+// What a warpgroup has summed, to a head of dV or dK. The warp is found anew, as registers are few before.
+template <class Tile, class Columns>
+__device__ inline void store_gradient(dtype *shared, const Accumulator<16, Tile::cols> &sum, dtype *global, long long row_stride,
+                                      int first_key, int seqlen_k, const Columns &columns) {
+    store_keys<Tile>(shared, uniform_warp_index() % 4 * 16, global, row_stride, first_key, min(block_n, seqlen_k - first_key), sum,
+                     columns);
+}
+
+FLASHLADDER_KERNEL(attention_backward, Params,
+                   over_tiles_of_keys(Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
+                                          .by_tma("q", block_m, 64, 128)
+                                          .by_tma("dout", block_m, 64, 128)
+                                          .by_tma("k", block_n, 64, 128)
+                                          .by_tma("v", block_n, 64, 128)
+                                          .dependent()));
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
-    attention_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces,
+    attention_backward(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces,
                        const __grid_constant__ Maps maps) {
     extern __shared__ __align__(1024) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
 
     launch_dependents();
-    const KeyTile<head_dim, causal, 32> tile{p};
-    const KeyMask<causal> mask{p};
-    const int batch = tile.batch, head_k = tile.head, group_heads = p.num_heads / p.num_heads_k;
-    const int first_key = tile.number * block_n, end_key = min(block_n, p.seqlen_k - first_key);
+    const auto place = keys_of_cta<packed, by_sections>(p);
+    const Work work{p, place.batch};
+    if (packed && !place.is_in(work.seqlen_k, block_n)) return;
+    Mask mask{p};
+    if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
+    const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
+
+    const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
+    const PassingTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
+    if ((window || packed) && tiles.count() <= 0) {  // no row sees them
+        if (wants_dkv) clear_gradients<Share::num_threads>(work, place.head, first_key, last_key);
+        return;
+    }
 
     if (threadIdx.x == 0) {
         shared.q.init(consumer_warps);
         shared.dout.init(consumer_warps);
         for (int warp = 0; warp < 4; ++warp) shared.p_full[warp].init(1), shared.p_empty[warp].init(1);
-        for (int place = 0; place < 2; ++place) shared.ds_full[place].init(4), shared.ds_empty[place].init(consumer_warps);
+        for (int stage = 0; stage < 2; ++stage) shared.ds_full[stage].init(4), shared.ds_empty[stage].init(consumer_warps);
         shared.keys_full.init(2);
         fence_mbarrier_init();
     }
     __syncthreads();  // the barriers are made
 
-    // The tiles of Q of all heads that share the keys, one head behind the other.
-    QueryTiles tiles{p, mask.first_row(first_key), head_k * group_heads, group_heads};
-
     if (warpgroup_index() == 2) {
         release_registers<Share::producer>();
         if (lane_index() != 0) return;
-
-        // Starts loading the tiles of Q or dO, and their numbers.
-        auto load_tiles = [&](auto &ring, const TensorMapBytes &map, const float *of_rows) {
-            wait_for_dependency();  // lse, delta and the zeros of dQ are there
-            auto at = ring.producer();
-#pragma unroll 1
-            for (int left = tiles.count(); left > 0; --left, tiles.advance(), at.advance())
-                ring.load(at, map, tiles.number * block_m, tiles.head, batch,
-                          of_rows + padded_row(p, batch, tiles.head, tiles.number));
-        };
+        const MapPlace at = place_of_keys<packed>(work);
         if (warp_index() == consumer_warps) {
-            load_tile<KTile>(shared.k, maps.k, shared.keys_full, first_key, head_k, batch);
-            load_tiles(shared.q, maps.q, workspaces.lse);
+            load_tile<KTile>(shared.k, maps.k, shared.keys_full, at.first + first_key, place.head, at.last);
+            load_tiles(shared.q, maps.q, workspaces.lse, work, tiles);
         } else if (warp_index() == consumer_warps + 1) {
-            load_tile<VTile>(shared.v, maps.v, shared.keys_full, first_key, head_k, batch);
-            load_tiles(shared.dout, maps.dout, workspaces.delta);
+            load_tile<VTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, place.head, at.last);
+            load_tiles(shared.dout, maps.dout, workspaces.delta, work, tiles);
         }
         return;
     }
     take_registers<Share::consumer>();
 
-    const int warp_key = uniform_warp_index() % 4 * 16;
     if (uniform_warp_index() < 4) {
         Accumulator<16, head_dim_v> dv;
-        sum_gradient<Values>(p, workspaces, shared, mask, tiles, batch, first_key, dv);
-        store_keys<VTile>(shared.v, warp_key, head_of(p.dv, p.dv_stride, batch, head_k), p.dv_stride.row, first_key, end_key,
-                          dv);
+        sum_gradient<Values>(p, workspaces, shared, work, mask, tiles, place.number, dv);
+        if constexpr (!wants_dkv) return;
+        if constexpr (dropout) scale(dv, Dropout<dropout>{p, work.batch, 0}.rescale);
+        store_gradient<VTile>(shared.v, dv, work.like_k(p.dv, p.dv_stride, place.head), p.dv_stride.row, first_key,
+                              work.seqlen_k, columns_of_v<narrower>(p));
     } else {
         Accumulator<16, head_dim> dk;
-        sum_gradient<Keys>(p, workspaces, shared, mask, tiles, batch, first_key, dk);
+        sum_gradient<Keys>(p, workspaces, shared, work, mask, tiles, place.number, dk);
+        if constexpr (!wants_dkv) return;
         scale(dk, p.softmax_scale);
-        store_keys<KTile>(shared.k, warp_key, head_of(p.dk, p.dk_stride, batch, head_k), p.dk_stride.row, first_key, end_key,
-                          dk);
+        store_gradient<KTile>(shared.k, dk, work.like_k(p.dk, p.dk_stride, place.head), p.dk_stride.row, first_key,
+                              work.seqlen_k, columns_of<narrower>(p));
     }
 }
 
-FLASHLADDER_KERNEL(backward_finish, BackwardParams, Launch{finish_threads, QTile::size * sizeof(dtype), block_m}.dependent());
+FLASHLADDER_KERNEL(backward_finish, Params, last_pass(finish_threads, QTile::size * sizeof(dtype)));
 extern "C" __global__ void __launch_bounds__(finish_threads)
-    backward_finish(const __grid_constant__ BackwardParams p, const __grid_constant__ PaddedWorkspaces workspaces) {
-    extern __shared__ __align__(128) char shared[];
-    float *sums = workspaces.dq_sum + padded_row(p, blockIdx.z, blockIdx.y, blockIdx.x) * head_dim + warp_index() * warp_sums;
+    backward_finish(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
+    extern __shared__ __align__(128) char memory[];
+    const auto place = rows_of_cta<packed>(p);
+    const Work work{p, place.batch};
+    if (packed && !place.is_in(work.seqlen_q, block_m)) return;
+    const int first_row = place.number * block_m;
+    float *sums = workspaces.dq_sum + work.padded_row(blockIdx.y, place.number) * head_dim + warp_index() * warp_sums;
     wait_for_dependency();  // the sums are complete
-    finish_tile(p, load_sums<dq_cols>(sums), reinterpret_cast<dtype *>(shared));
+    finish_tile(p.softmax_scale, load_sums<dq_cols>(sums), reinterpret_cast<dtype *>(memory),
+                work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row, p.dq_stride.row,
+                work.seqlen_q - first_row, columns_of<narrower>(p));
 }
