@@ -52,7 +52,7 @@ def stock(monkeypatch):
         ready.by_kind[kind] = SimpleNamespace(
             rung=catalog.find("woven_general"),
             launch=lambda *_, **__: None,
-            call=SimpleNamespace(planned=lambda *_, **__: None),
+            call=SimpleNamespace(plan=None, planned=lambda *_, **__: None),
         )
         return ready.by_kind[kind]
 
