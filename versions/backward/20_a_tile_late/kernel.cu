@@ -29,8 +29,8 @@
 //     barrier 1    of all consumers: no warp reads K any more
 #include "any_attention.cuh"
 #include "dq_bulk.cuh"
+#include "held_columns.cuh"
 #include "kept_bits.cuh"
-#include "key_operand.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "row_pipeline.cuh"
@@ -43,6 +43,12 @@ using Share = Registers<num_groups, 1, 24>;  // the producers' warpgroup is the 
 using DqSums = Accumulator<16, dq_cols>;     // of a warp, of a tile
 constexpr int warp_sums = 16 * dq_cols, group_sums = 4 * warp_sums, tile_sums = num_groups * group_sums;
 constexpr int last_row = block_m - step_rows;  // of a tile, where a step begins
+// Of K and of V. A softcap leaves few registers, and so does S beside the sums, where there is no dQ to wait for.
+constexpr int held = head_dim == 128 && (softcap || !wants_dq) ? 16 : held_columns;
+constexpr int held_of_k = held < head_dim ? held : head_dim, held_of_v = held - held_of_k;
+// P is computed when dP is there too, so that exponentials stand among the arithmetic of dS. With 64 columns it is better to do
+// so while dP is under way.
+constexpr bool at_once = head_dim > 64;
 
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * 8192 * wants_dq");  // tile_sums
 FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 2");
@@ -125,7 +131,8 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
                                int head_k, int first_key) {
     const int warp = uniform_warp_index(), group = warp / 4, warp_key = warp * 16;
     const DqPart part{group};
-    KeyOperand keys, values;
+    HeldColumns<held_of_k> keys;
+    HeldColumns<held_of_v> values;
     ByRows<QTile> q_rows, dout_rows;
     ByColumns<QTile> q_columns, dout_columns;
     ByColumns<STile> ds_columns;
@@ -163,17 +170,18 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
         if (row == 0) shared.dout.wait(dout_at);
         start_product<dtype, head_dim>(dp, values, dout_rows.after(dout_at.stage).below(row));
     };
-    // P^T of a step, while its dP is under way
+    // P^T of a step, whose dP is there then
     auto weigh = [&](int row) {
         const int first_row = tiles.number * block_m + row;
         const float slope = alibi_slope<alibi>(p, work.batch, tiles.head);
         if constexpr (dropout) kept.draw(Dropout<true>{p, work.batch, tiles.head}, first_row, first_key + warp_key);
-        wait_for<1>(s);
+        wait_for<!at_once>(s);
+        if constexpr (at_once) stay_here(dp);
         score.apply(s);
         mask.hide(s, first_key + warp_key, first_row);
-        p_rounded = weights<dtype, softcap, alibi>(s, shared.q.numbers[q_at.stage] + row, score.scale, slope,
-                                                   first_row + mask.shift - first_key - warp_key);
-        wait_for(dp);
+        weights<dtype, softcap, alibi>(s, p_rounded, shared.q.numbers[q_at.stage] + row, score.scale, slope,
+                                       first_row + mask.shift - first_key - warp_key);
+        if constexpr (!at_once) wait_for(dp);
     };
     // dS^T of a step, for dQ
     auto give_ds = [&](int row) {
@@ -186,11 +194,10 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
     };
     // dS^T of a step whose dP is there, and with it dV += P^T dO and dK += dS^T Q
     auto start_sums = [&](int row) {
-        if constexpr (dropout) {
-            kept.drop(dp);
-            p_rounded = kept.of(p_rounded);
-        }
+        if constexpr (dropout) kept.drop(dp);
         weigh_gradients(dp, s, shared.dout.numbers[dout_at.stage] + row, dropout ? dropping.rescale : 1.0f);
+        if constexpr (!softcap) p_rounded = round_to_operand<dtype>(s);
+        if constexpr (dropout) p_rounded = kept.of(p_rounded);
         ds = round_to_operand<dtype>(dp);
         if constexpr (wants_dq) give_ds(row);
         if constexpr (wants_dkv) {
@@ -220,8 +227,8 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
     using One = std::integral_constant<int, 1>;
 
     shared.keys_full.wait(0);
-    start_operand(keys, shared.k, warp_key);
-    start_operand(values, shared.v, warp_key);
+    keys.start(shared.k, warp_key);
+    values.start(shared.v, warp_key);
     start_scores(0);
     start_dp(0);
     weigh(0);
@@ -261,27 +268,31 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
         weigh(0);
     }
     wait_for_sums(None());
+    const int stage = dout_at.stage, end_key = min(block_n, work.seqlen_k - first_key);
     if constexpr (wants_dq) {
-        const int stage = dout_at.stage;
         if (count > 1) {
             start_dq(stage ^ 1, dout_at.parity ^ stage ^ 1);
             wait_for(dq);
             give_dq(stage ^ 1);
         }
         start_dq(stage, dout_at.parity);
+    }
+    if constexpr (wants_dkv) {
+        if constexpr (!wants_dq) named_barrier_sync(1, num_groups * warpgroup_threads);  // no warp reads V any more
+        if constexpr (dropout) scale(dv, dropping.rescale);
+        store_keys(shared.v, warp_key, work.like_k(p.dv, p.dv_stride, head_k), p.dv_stride.row, first_key, end_key, dv,
+                   columns_of_v<narrower>(p));
+    }
+    if constexpr (wants_dq) {
         wait_for(dq);
         give_dq(stage);
     }
-    if constexpr (!wants_dkv) return;
-
-    named_barrier_sync(1, num_groups * warpgroup_threads);  // no warp reads K any more
-    const int end_key = min(block_n, work.seqlen_k - first_key);
-    scale(dk, p.softmax_scale);
-    if constexpr (dropout) scale(dv, dropping.rescale);
-    store_keys(shared.v, warp_key, work.like_k(p.dv, p.dv_stride, head_k), p.dv_stride.row, first_key, end_key, dv,
-               columns_of_v<narrower>(p));
-    store_keys(shared.k, warp_key, work.like_k(p.dk, p.dk_stride, head_k), p.dk_stride.row, first_key, end_key, dk,
-               columns_of<narrower>(p));
+    if constexpr (wants_dkv) {
+        if constexpr (wants_dq) named_barrier_sync(1, num_groups * warpgroup_threads);  // nor K
+        scale(dk, p.softmax_scale);
+        store_keys(shared.k, warp_key, work.like_k(p.dk, p.dk_stride, head_k), p.dk_stride.row, first_key, end_key, dk,
+                   columns_of<narrower>(p));
+    }
 }
 
 FLASHLADDER_KERNEL(attention_backward, Params, over_tiles_of_keys(over_keys));

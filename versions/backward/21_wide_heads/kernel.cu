@@ -175,12 +175,13 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         const float *numbers = rows_ring.numbers[rows_at.stage];
         KeptBits kept;
         if constexpr (dropout) kept.draw(Dropout<true>{p, work.batch, next.head}, first_row, first_key);
-        const float slope = alibi_slope < alibi && has_values > (p, work.batch, next.head);
+        const float slope = alibi_slope<(alibi && has_values)>(p, work.batch, next.head);
         wait_for<decltype(pending)::value>(s);
         if constexpr (has_values) {
             score.apply(s);
             mask.hide(s, first_key, first_row);
-            operand = weights<dtype, softcap, alibi>(s, numbers, score.scale, slope, first_row + mask.shift - first_key);
+            weights<dtype, softcap, alibi>(s, operand, numbers, score.scale, slope, first_row + mask.shift - first_key);
+            if constexpr (!softcap) operand = round_to_operand<dtype>(s);
             if constexpr (dropout) operand = kept.of(operand);
         } else {
             if constexpr (dropout) kept.drop(s);

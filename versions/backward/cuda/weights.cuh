@@ -4,11 +4,10 @@
 #include "warpgroup_tiles.cuh"
 
 // S^T becomes what dP^T - delta is multiplied by: P^T = 2^(score - lse), with a softcap times the softcap's derivative,
-// 1 - tanh^2. P^T comes back, rounded. S^T has the scores behind the softcap, which count `unit` each in log2; a hidden key's
+// 1 - tanh^2; only then `p` is set, to P^T. S^T has the scores behind the softcap, which count `unit` each in log2; a hidden key's
 // is minus infinity. `ahead` keys are between the first key and the first row's own, and a score loses `slope` for each.
 template <class T, bool softcap, bool alibi>
-__device__ inline ScoresOperand weights(Scores &s, const float *lse, float unit, float slope, int ahead) {
-    ScoresOperand p;
+__device__ inline void weights(Scores &s, ScoresOperand &p, const float *lse, float unit, float slope, int ahead) {
     const float lane_ahead = ahead + accumulator_col() - accumulator_row();
 #pragma unroll
     for (int n = 0; n < step_rows / 8; ++n) {
@@ -25,10 +24,9 @@ __device__ inline ScoresOperand weights(Scores &s, const float *lse, float unit,
                 of[i] = exp2_approx(unit * x - lost);
                 x = softcap ? of[i] * fmaxf(1.0f - tanh * tanh, 0.0f) : of[i];  // 0, not -inf, of a hidden key
             }
-            p.block[n / 2][0][n % 2 * 2 + h] = pack<T>(of[0], of[1]);
+            if (softcap) p.block[n / 2][0][n % 2 * 2 + h] = pack<T>(of[0], of[1]);
         }
     }
-    return p;
 }
 
 // dS^T = W * (rescale * dP^T - delta), in the place of dP^T
