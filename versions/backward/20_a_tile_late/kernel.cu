@@ -2,7 +2,7 @@
 // for another one, and P stays as it is, in fp32, until dS is made of it. Any mask, score and length. Three kernels, each launched
 // while the one before still runs:
 //
-//     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2; zeros for dQ, or if `deterministic` for its counters
+//     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for the counters of dQ
 //     attention_backward    a CTA has a tile of keys, and all rows of Q that see it pass by, from the last ones up
 //     backward_finish       dQ, from fp32 sums as warps hold them to rows
 //
@@ -25,7 +25,7 @@
 //     keys_full    K and V have come
 //     ds_full      every warp has stored its dS of the tile. ds_empty: dQ of the tile is there, in every warp
 //     dq_full      of each adder: the warps of its warpgroup have put dQ there. dq_empty: the adder has read it
-//     added        in global memory, of each part of a tile of dQ: how many tiles of keys have been added
+//     added        in global memory, of each part of a tile of dQ: how many tiles of keys have been added, as far as they count
 //     barrier 1    of all consumers: no warp reads K any more
 #include "any_attention.cuh"
 #include "dq_bulk.cuh"
@@ -80,8 +80,8 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_q, block_m)) return;
-    prepare_tile<wants_dq && !deterministic, tile_sums / block_m>(work, workspaces, place.number, columns_of_v<narrower>(p));
-    if (deterministic && threadIdx.x < num_groups)
+    prepare_tile<false>(work, workspaces, place.number, columns_of_v<narrower>(p));
+    if (wants_dq && threadIdx.x < num_groups)
         workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * num_groups + threadIdx.x] = 0;
 }
 
@@ -98,11 +98,12 @@ __device__ inline void load_tiles(Pipeline &pipeline, const TensorMapBytes &map,
                       of_rows + work.padded_row(tiles.head, tiles.number));
 }
 
-// An adder: a warpgroup's part of each tile of dQ goes to its sums; if `deterministic`, when it is the turn of this tile of keys.
+// An adder: a warpgroup's part of each tile of dQ goes to its sums. The first tile of keys that a tile of Q sees stores it, so that
+// nobody need write zeros, and the others wait for that; if `deterministic`, for each other in turn.
 __device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &workspaces, const Work &work, const Mask &mask,
                                  PassingTiles tiles, int key_tile, int group) {
     float *staged = shared.dq[group * 4];
-    wait_for_dependency();  // the sums, or their counters, are zero
+    wait_for_dependency();  // the counters are zero
     const int count = tiles.count();
 #pragma unroll 1
     for (int i = 0; i < count; ++i, tiles.advance()) {
@@ -110,16 +111,19 @@ __device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &worksp
         float *sums = workspaces.dq_sum + tile * tile_sums + group * group_sums;
         unsigned *added = workspaces.added + tile * num_groups + group;
         const int before = key_tile - mask.first_key(tiles.number * block_m) / block_n;  // tiles of keys
-        if constexpr (deterministic) wait_until_added(added, before);
+        if constexpr (deterministic)
+            wait_until_added(added, before);
+        else if (before > 0)
+            wait_for_first(added);
         shared.dq_full[group].wait(i % 2);
-        if (deterministic && before == 0)
+        if (before == 0)
             bulk_store(sums, staged, group_sums * sizeof(float));
         else
             bulk_add(sums, staged, group_sums * sizeof(float));
         tma_store_commit();
         tma_store_wait_read();
         shared.dq_empty[group].arrive();
-        if constexpr (deterministic) {
+        if (deterministic || before == 0) {
             tma_store_wait();
             add_release(added, 1);
         }
@@ -367,7 +371,7 @@ extern "C" __global__ void __launch_bounds__(finish_threads)
     const bool has_keys = mask.end_key(last_of_tile) > mask.first_key(first_row);
     float *sums = workspaces.dq_sum + work.padded_row(blockIdx.y, place.number) / block_m * tile_sums + warp_index() * warp_sums;
     wait_for_dependency();  // the sums are complete
-    finish_tile(p.softmax_scale, !deterministic || has_keys ? load_sums<dq_cols>(sums) : DqSums{}, reinterpret_cast<dtype *>(memory),
+    finish_tile(p.softmax_scale, has_keys ? load_sums<dq_cols>(sums) : DqSums{}, reinterpret_cast<dtype *>(memory),
                 work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row, p.dq_stride.row,
                 work.seqlen_q - first_row, columns_of<narrower>(p));
 }

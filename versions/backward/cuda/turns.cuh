@@ -18,3 +18,8 @@ __device__ inline int tiles_before(const Mask &mask, int key_tile, int query_til
 __device__ inline void wait_until_added(const unsigned *added, int tiles) {
     while (load_acquire(added) != tiles) {}
 }
+
+// Waits until any has been added.
+__device__ inline void wait_for_first(const unsigned *added) {
+    while (load_acquire(added) == 0) {}
+}
