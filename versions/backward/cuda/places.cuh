@@ -40,7 +40,7 @@ __device__ inline Place rows_of_cta(const Params &p) {
 template <bool packed, bool by_sections, class Params>
 __device__ inline Place keys_of_cta(const Params &p) {
     if constexpr (packed) return packed_place<config::block_n>(p.cu_seqlens_k, p.batch, p.total_k);
-    const KeyTile<config::head_dim, by_sections, 32, false> tile{p};
+    const KeyTile<config::head_dim, by_sections, 16, false> tile{p};
     return {tile.number, tile.head, tile.batch};
 }
 
