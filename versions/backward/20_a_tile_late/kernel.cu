@@ -41,7 +41,9 @@ using namespace config;
 
 using Share = Registers<num_groups, 1, 24>;  // the producers' warpgroup is the last one
 using DqSums = Accumulator<16, dq_cols>;     // of a warp, of a tile
-constexpr int warp_sums = 16 * dq_cols, group_sums = 4 * warp_sums, tile_sums = num_groups * group_sums;
+constexpr int warp_sums = 16 * dq_cols, group_sums = 4 * warp_sums, tile_sums = block_m * head_dim;
+// The columns of a warpgroup's part of dQ that there are: of two that share columns, the second one may have fewer.
+__device__ inline int columns_of_part(int group) { return head_dim % dq_cols && group == 1 ? head_dim % dq_cols : dq_cols; }
 constexpr int last_row = block_m - step_rows;  // of a tile, where a step begins
 // Of K and of V. A softcap leaves few registers, and so does S beside the sums, where there is no dQ to wait for.
 constexpr int held = head_dim == 128 && (softcap || !wants_dq) ? 16 : held_columns;
@@ -50,9 +52,9 @@ constexpr int held_of_k = held < head_dim ? held : head_dim, held_of_v = held - 
 // so while dP is under way.
 constexpr bool at_once = head_dim > 64;
 
-FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * 8192 * wants_dq");  // tile_sums
+FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
 FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 2");
-static_assert(tile_sums == 8192 && num_groups == 2);
+static_assert(num_groups == 2);
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
@@ -60,7 +62,7 @@ struct Shared {
     dtype ds[2][STile::size];
     RowPipeline<QTile, dtype, 3> q;  // of this tile, of the next one, and one that comes
     RowPipeline<QTile, dtype, 2> dout;
-    float dq[num_groups * 4][warp_sums];  // of each warp, on its way
+    float dq[num_groups][group_sums];  // on its way
     Mbarrier ds_full[2], ds_empty[2];
     Mbarrier dq_full[num_groups], dq_empty[num_groups];
     Mbarrier keys_full;
@@ -102,7 +104,8 @@ __device__ inline void load_tiles(Pipeline &pipeline, const TensorMapBytes &map,
 // nobody need write zeros, and the others wait for that; if `deterministic`, for each other in turn.
 __device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &workspaces, const Work &work, const Mask &mask,
                                  PassingTiles tiles, int key_tile, int group) {
-    float *staged = shared.dq[group * 4];
+    float *staged = shared.dq[group];
+    const int bytes = 64 * columns_of_part(group) * sizeof(float);
     wait_for_dependency();  // the counters are zero
     const int count = tiles.count();
 #pragma unroll 1
@@ -117,9 +120,9 @@ __device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &worksp
             wait_for_first(added);
         shared.dq_full[group].wait(i % 2);
         if (before == 0)
-            bulk_store(sums, staged, group_sums * sizeof(float));
+            bulk_store(sums, staged, bytes);
         else
-            bulk_add(sums, staged, group_sums * sizeof(float));
+            bulk_add(sums, staged, bytes);
         tma_store_commit();
         tma_store_wait_read();
         shared.dq_empty[group].arrive();
@@ -135,6 +138,7 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
                                int head_k, int first_key) {
     const int warp = uniform_warp_index(), group = warp / 4, warp_key = warp * 16;
     const DqPart part{group};
+    const int part_cols = columns_of_part(group);
     HeldColumns<held_of_k> keys;
     HeldColumns<held_of_v> values;
     ByRows<QTile> q_rows, dout_rows;
@@ -224,7 +228,7 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
     // dQ of tile i, for its adder
     auto give_dq = [&](int is_odd) {
         shared.dq_empty[group].wait(is_odd ^ 1);
-        stage_sums(shared.dq[warp], dq);
+        stage_sums(shared.dq[group] + warp % 4 * 16 * part_cols, dq, part_cols);
         shared.dq_full[group].arrive_as_warp();
     };
     using None = std::integral_constant<int, 0>;
@@ -369,9 +373,11 @@ extern "C" __global__ void __launch_bounds__(finish_threads)
     if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
     const int first_row = place.number * block_m, last_of_tile = min(first_row + block_m, work.seqlen_q) - 1;
     const bool has_keys = mask.end_key(last_of_tile) > mask.first_key(first_row);
-    float *sums = workspaces.dq_sum + work.padded_row(blockIdx.y, place.number) / block_m * tile_sums + warp_index() * warp_sums;
+    const int group = warpgroup_index(), part_cols = columns_of_part(group);
+    float *sums = workspaces.dq_sum + work.padded_row(blockIdx.y, place.number) / block_m * tile_sums + group * group_sums +
+                  warp_index() % 4 * 16 * part_cols;
     wait_for_dependency();  // the sums are complete
-    finish_tile(p.softmax_scale, has_keys ? load_sums<dq_cols>(sums) : DqSums{}, reinterpret_cast<dtype *>(memory),
+    finish_tile(p.softmax_scale, has_keys ? load_sums<dq_cols>(sums, part_cols) : DqSums{}, reinterpret_cast<dtype *>(memory),
                 work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row, p.dq_stride.row,
                 work.seqlen_q - first_row, columns_of<narrower>(p));
 }

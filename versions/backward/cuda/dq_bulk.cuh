@@ -3,17 +3,18 @@
 #pragma once
 #include "epilogue/store_by_tma.cuh"
 
-// Visits a warp's accumulator by blocks of 16 x 8, with the lane's place for each.
+// Visits the first columns of a warp's accumulator by blocks of 16 x 8, with the lane's place for each.
 template <int cols, class Visit>
-__device__ inline void each_block(Accumulator<16, cols> &c, float *sums, Visit visit) {
+__device__ inline void each_block(Accumulator<16, cols> &c, float *sums, Visit visit, int first_cols = cols) {
 #pragma unroll
-    for (int n = 0; n < cols / 8; ++n) visit(reinterpret_cast<float4 *>(sums) + n * 32 + lane_index(), c.block[0][n]);
+    for (int n = 0; n < cols / 8; ++n)
+        if (n * 8 < first_cols) visit(reinterpret_cast<float4 *>(sums) + n * 32 + lane_index(), c.block[0][n]);
 }
 
 // Puts a warp's part of dQ into shared memory, from where a bulk copy may take it.
 template <int cols>
-__device__ inline void stage_sums(float *staged, Accumulator<16, cols> &dq) {
-    each_block(dq, staged, [](float4 *place, const float (&x)[4]) { *place = {x[0], x[1], x[2], x[3]}; });
+__device__ inline void stage_sums(float *staged, Accumulator<16, cols> &dq, int first_cols = cols) {
+    each_block(dq, staged, [](float4 *place, const float (&x)[4]) { *place = {x[0], x[1], x[2], x[3]}; }, first_cols);
     fence_proxy_async();  // the copy sees what each lane wrote
     __syncwarp();
 }
@@ -31,12 +32,15 @@ __device__ inline void start_adding(float *sums, float *staged, Accumulator<16, 
     __syncwarp();
 }
 
+// The other columns are zero.
 template <int cols>
-__device__ inline Accumulator<16, cols> load_sums(float *sums) {
+__device__ inline Accumulator<16, cols> load_sums(float *sums, int first_cols = cols) {
     Accumulator<16, cols> dq;
-    each_block(dq, sums, [](const float4 *place, float (&x)[4]) {
+    if (first_cols < cols) dq.clear();
+    auto load = [](const float4 *place, float (&x)[4]) {
         const float4 sum = *place;
         x[0] = sum.x, x[1] = sum.y, x[2] = sum.z, x[3] = sum.w;
-    });
+    };
+    each_block(dq, sums, load, first_cols);
     return dq;
 }
