@@ -357,8 +357,7 @@ def chosen(problem, arch):
     [
         ({}, "sm_80", "backward/11"),
         ({}, "sm_90a", "backward/20"),
-        ({"head_dim": 128}, "sm_90a", "backward/19"),
-        ({"head_dim": 128, "num_heads_k": 1, "causal": True}, "sm_90a", "backward/18"),
+        ({"head_dim": 128, "num_heads_k": 1, "causal": True}, "sm_90a", "backward/20"),
         ({"head_dim": 96}, "sm_90a", "backward/20"),
         ({"head_dim": 256}, "sm_90a", "backward/21"),
         ({"head_dim": 256, "softcap": 5.0}, "sm_90a", "backward/21"),
@@ -382,7 +381,7 @@ def test_the_first_rung_that_takes_the_problem(more, arch, rung):
     [
         ("sm_80", {}, "backward/11"),
         ("sm_90a", {}, "backward/20"),
-        ("sm_90a", {"head_dim": 128}, "backward/19"),
+        ("sm_90a", {"head_dim": 128}, "backward/20"),
         ("sm_90a", {"softcap": 5.0}, "backward/20"),
         ("sm_90a", {"head_dim": 96}, "backward/20"),
         ("sm_90a", {"dropout_p": 0.1}, "backward/20"),

@@ -70,8 +70,6 @@ def test_which_rung_calls_launch(sizes, card, rung):
 
 ONE = {**SEQUENCES, "num_heads": 32, "num_heads_k": 8}
 LATENT = {**LATENTS, "num_heads": 128, "options": {"paged": True}}
-GRADIENT = {"operation": "backward", "seqlen_q": 512}
-GROUPS = {**GRADIENT, "num_heads": 8, "num_heads_k": 2, "head_dim": 128, "causal": True}
 
 
 @pytest.fixture
@@ -92,7 +90,6 @@ def tuned(monkeypatch, tmp_path):
         ({**ONE, "seqlen_k": 32768}, "decode/13", "decode/07"),
         ({**LATENT, "batch": 4, "seqlen_k": 1024}, "mla/06", "mla/05"),
         ({**LATENT, "batch": 8, "seqlen_k": 1024}, "mla/06", "mla/05"),  # with clusters of 4
-        ({**GRADIENT, "head_dim": 128}, "backward/19", "backward/18"),
     ],
 )
 def test_of_rivals_the_faster_winner_goes_first(sizes, first, second, tuned):
@@ -121,12 +118,11 @@ def test_a_winner_is_for_its_class_of_sizes(tuned):
 
 
 def test_no_winner_launches_a_rung_that_is_no_rival_for_the_problem(tuned):
-    """Backward/18 sums in any order, and backward/19 is slower under a mask in groups, by `when`."""
-    plain, fixed = (Problem(**GROUPS, options={"deterministic": each}) for each in (False, True))
-    for problem in (plain, fixed):
-        tuned("backward/18", problem, 2.0)
-        tuned("backward/19", problem, 3.0)
-    assert [catalog.choice(each, H100)[0].address for each in (plain, fixed)] == ["backward/18", "backward/20"]
+    """Decode/13 is for one sequence, by `when`."""
+    problem = Problem(**ONE, seqlen_k=1024, batch=8)
+    tuned("decode/07", problem, 2.0)
+    tuned("decode/13", problem, 3.0)
+    assert catalog.choice(problem, H100)[0].address == "decode/07"
 
 
 def test_what_no_rung_of_the_card_takes_is_refused_with_the_reason():
