@@ -1,8 +1,8 @@
 """What no kernel does, so that columns of zeros are added before it, in copies of the tensors.
 
 Of a head_dim that is no multiple of 8 no copy of 16 bytes could follow the rows: flash-attn's functions fill it up too.
-No kernel has a head_dim_v that is larger than the head_dim; none of the backward pass or with dropout has another one.
-Gradients have kernels of few head_dims.
+No kernel has a head_dim_v that is larger than the head_dim; few of the backward pass or with dropout have another one.
+Rung 11 of the backward ladder, which runs everywhere, has kernels of few head_dims.
 """
 
 from __future__ import annotations
