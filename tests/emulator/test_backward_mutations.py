@@ -9,6 +9,7 @@ pytestmark = pytest.mark.slow
 
 # These have no synchronisation that one of the others has not, instruction by instruction, and are not asked.
 ASKED, AS_IN = ("13", "16"), ("14", "15")
+COMMIT = "wgmma.commit_group.sync.aligned"
 
 
 def rung(number, tiles=2, **options):
@@ -49,9 +50,20 @@ def test_the_loss_of_any_synchronisation_of_a_ring_of_three_is_reported():
     rung("20", tiles=3, deterministic=True).is_exact("backward/20")
 
 
-def test_without_dq_lanes_wait_for_each_other_before_a_tile_is_given_back():
+def test_without_dq_all_is_needed_but_what_tells_groups_apart_that_are_waited_for_together():
+    """Of one group may be S and dP of the first step, and dV and dK. No wait for dQ comes behind the others here."""
     without = rung("20", wants_dq=False)
-    asked = {name: each for name, each in without.mutations() if name[0] == "bar.warp.sync"}
+    asked = {name: each for name, each in without.mutations() if name[0].startswith(("wgmma.wait", COMMIT, "bar.warp"))}
     _, outputs = without.run(without.program)
-    given_back, *_ = asked  # behind it are those of what is stored in the end
-    assert given_back not in without.missed({given_back: asked[given_back]}, (), outputs)
+    together = [(COMMIT, "wgmma_commit();", number, "removed") for number in (1, 3)]
+    assert without.missed(asked, (), outputs) == together
+
+
+def test_whoever_adds_waits_for_the_tile_of_keys_that_stores():
+    """Of rung 20 without an order."""
+    at_once = rung("20")
+    accesses = "ld.acquire.gpu.global.u32", "red.release.gpu.global.add.u32", "cp.async.bulk", "griddepcontrol"
+    asked = {name: each for name, each in at_once.mutations() if name[0].startswith(accesses)}
+    assert ("ld.acquire.gpu.global.u32", "while (load_acquire(added) == 0) {}", 1, "relaxed") in asked
+    _, outputs = at_once.run(at_once.program)
+    assert at_once.missed(asked, (), outputs) == []
