@@ -108,6 +108,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_each_launches_its_own(driver, monkeypatch):
     """In turns, each beside all others, at its first call and when it is known."""
     expected = {name: in_python(monkeypatch, partial(launches_of, driver, run)) for name, run in OTHERS.items()}
