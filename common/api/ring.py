@@ -87,7 +87,7 @@ class _Ring:
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """O and the log-sum-exp of this rank's rows."""
-        same = {"softmax_scale": self.options.softmax_scale, "version": self.options.version}
+        same: dict[str, Any] = {"softmax_scale": self.options.softmax_scale, "version": self.options.version}
         for step, rows, keys, masked, (k_here, v_here) in self._steps(q, k, v):
             part = attention(q[:, rows], k_here[:, keys], v_here[:, keys], causal=masked, return_lse=True, **same)
             if step == 0:

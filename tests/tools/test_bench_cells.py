@@ -94,6 +94,12 @@ def test_what_calls_launch_beside_all_that_is_installed(run, calls):
     assert [each.ratio() for each in found] == pytest.approx([0.75] * 3, rel=0.01)
 
 
+def test_cells_of_a_reference(run):
+    code, _, err = run("c", "--device", "cpu", "--cells", "plain")
+    assert code == 0, err
+    assert "c" in {*records.bench("forward_h100").read()[0]["version"]}
+
+
 def test_a_wrong_official_kernel_is_left_out_and_named(run, monkeypatch, calls):
     bind = partial(official, us=60.0, calls=calls, wrong=True)
     monkeypatch.setitem(backward.BASELINES, "fa4", replace(backward.BASELINES["fa4"], bind=bind))

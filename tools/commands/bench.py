@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from flashladder.common.measure.baselines import Baseline
     from flashladder.common.measure.cells import Cell
     from flashladder.common.measure.contest import Contest
-    from flashladder.common.measure.entrants import AnyEntrant
     from flashladder.common.problem.problem import Problem
 
 SECONDS = {"cell": 5, "warming": 10}  # about what a cell takes, and what a kernel that a baseline compiles
@@ -57,7 +56,7 @@ def parser() -> Parser:
     options.add_timing(made)
     made.add_argument("--brief", action="store_true", help="only the last table, one line a kernel")
     made.add_argument("--out", type=Path, metavar="FILE", help="write what is printed to a file too")
-    made.add_argument("--log", metavar="NAME", help="which log of results/ (default: bench; of cells: LADDER_GPU)")
+    made.add_argument("--log", metavar="NAME", help="which log of results/ (default: bench; of cells: OPERATION_GPU)")
     made.add_argument("--no-log", action="store_true", help="write nothing to results/")
     return made
 
@@ -80,7 +79,7 @@ def main(arguments: argparse.Namespace) -> int:
     official = _official(arguments, operation, on_gpu)
     settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
     folder, cells = catalog.results_of(entrant.kernel for entrant in entrants), _cells(arguments, operation)
-    run, log = records.new_run(), records.bench(arguments.log or _log(entrants, cells), folder)
+    run, log = records.new_run(), records.bench(arguments.log or _log(operation, cells), folder)
     contests: list[Contest] = []
     rows: list[records.Row] = []
     problems = [*cells] or options.shapes(arguments, operation)
@@ -139,14 +138,14 @@ def _cells(arguments: argparse.Namespace, operation: str) -> dict[Problem, Cell]
     return {cell.problem: cell for cell in cells(operation, arguments.cells.split(","))}
 
 
-def _log(entrants: Sequence[AnyEntrant], cells: Mapping[Problem, Cell]) -> str:
+def _log(operation: str, cells: Mapping[Problem, Cell]) -> str:
     """Where rows go that nobody named a log for."""
     from flashladder.common.records.run_files import SCRATCH
     from flashladder.common.runtime import target
 
     if not cells:
         return SCRATCH
-    return f"{entrants[0].kernel.ladder}_{target.resolve('gpu', None).gpu.name}"
+    return f"{operation}_{target.resolve('gpu', None).gpu.name}"
 
 
 def _warm(official: Sequence[Baseline], problems: Sequence[Problem], tell: bool) -> None:

@@ -81,7 +81,7 @@ def beside(names: Iterable[str], operation: str) -> tuple[list[baselines.Baselin
         except (DeviceError, ToolchainError) as error:
             warn(f"left out: {error}")
             continue
-        if isinstance(entrant, Entrant):
+        if not isinstance(entrant, ReferenceEntrant):
             raise ConfigError(f"{name} is a rung: it takes part in its place on the ladder, not beside it")
         references.append(entrant)
     return list(dict.fromkeys(official)), references
