@@ -55,6 +55,17 @@ def test_the_bits_are_the_same_in_whatever_order_ctas_run(rung, sizes, monkeypat
     assert all(all(map(torch.equal, found[0], each)) for each in found[1:])
 
 
+@pytest.mark.parametrize(
+    ("rung", "sizes"),
+    [(TILE_LATE, {}), (WIDE, {"head_dim": 192, "head_dim_v": 128})],
+    ids=["20", "21"],
+)
+def test_nobody_waits_for_a_later_cta_to_begin_a_sum(rung, sizes, monkeypatch):
+    """CTAs one by one, in the order of the launch; dQ of some tiles begins with keys amid a window."""
+    monkeypatch.setattr(execute, "CHUNK", 1)
+    emulated(rung, problem(seqlen_q=200, seqlen_k=330, window_left=100, window_right=10, **sizes))
+
+
 @pytest.mark.parametrize("rung", [LAST, ANY], ids=lambda rung: rung.name)
 def test_additions_in_any_order_are_found(rung):
     """By two tiles of keys, in a kernel in which none waits for its turn."""

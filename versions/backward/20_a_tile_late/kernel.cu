@@ -315,8 +315,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const auto place = keys_of_cta<packed, by_sections>(p);
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_k, block_n)) return;
-    Mask mask{p};
-    if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
+    const Mask mask = mask_of(work);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 
     const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
@@ -370,15 +369,12 @@ extern "C" __global__ void __launch_bounds__(finish_threads)
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_q, block_m)) return;
-    Mask mask{p};
-    if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
-    const int first_row = place.number * block_m, last_of_tile = min(first_row + block_m, work.seqlen_q) - 1;
-    const bool has_keys = mask.end_key(last_of_tile) > mask.first_key(first_row);
+    const int first_row = place.number * block_m;
     const int group = warpgroup_index(), part_cols = columns_of_part(group);
     float *sums = workspaces.dq_sum + work.padded_row(blockIdx.y, place.number) / block_m * tile_sums + group * group_sums +
                   warp_index() % 4 * 16 * part_cols;
     wait_for_dependency();  // the sums are complete
-    finish_tile(p.softmax_scale, has_keys ? load_sums<dq_cols>(sums, part_cols) : DqSums{}, reinterpret_cast<dtype *>(memory),
+    finish_tile(p.softmax_scale, sees_keys(work, first_row) ? load_sums<dq_cols>(sums, part_cols) : DqSums{}, reinterpret_cast<dtype *>(memory),
                 work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row, p.dq_stride.row,
                 work.seqlen_q - first_row, columns_of<narrower>(p));
 }

@@ -18,6 +18,17 @@ using Params = std::conditional_t<config::narrower, Narrower<ApartTensors>, Apar
 using Work = BackwardSequence<Params, config::packed>;
 using Mask = BoundedKeyMask<config::causal, config::window>;
 
+__device__ inline Mask mask_of(const Work &work) {
+    Mask mask{work.p};
+    if constexpr (config::packed) mask.take(work.seqlen_q, work.seqlen_k);
+    return mask;
+}
+// Whether a tile of rows sees any keys: nobody writes the sums of dQ of another one.
+__device__ inline bool sees_keys(const Work &work, int first_row) {
+    const Mask mask = mask_of(work);
+    return mask.end_key(min(first_row + config::block_m, work.seqlen_q) - 1) > mask.first_key(first_row);
+}
+
 // Within a window as many rows see each key. Additions in order begin with the first keys.
 constexpr bool by_sections = (config::causal && !config::window) || config::deterministic;
 
