@@ -15,10 +15,11 @@ import torch
 from flashladder.common.api import documents, flops, gradients, operator, padding, pieces
 from flashladder.common.api.operator import LIBRARY, are_observed
 from flashladder.common.api.options import Options
+from flashladder.common.catalog import Widths
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import DETERMINISTIC, Problem
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
-from flashladder.common.runtime.ready import check_apart, check_out, choice_for
+from flashladder.common.runtime.ready import check_apart, check_out, choice_for, widths_for
 
 OPERATION = "backward"
 
@@ -49,8 +50,9 @@ def attend(
             "the inputs want a gradient, and backward rungs take no out: leave it out, or call it in torch.no_grad()"
         )
     inputs, head_dim_v = (q, k, v), v.shape[3]
-    if is_padded := padding.is_needed(q.shape[3], v.shape[3], options.dropout_p > 0, trains):
-        q, k, v, options = padding.padded(q, k, v, options, trains)
+    wanted = padding.columns(q.shape[3], head_dim_v, options.dropout_p > 0, trained_widths(q) if trains else None)
+    if is_padded := wanted != (q.shape[3], head_dim_v):
+        q, k, v, options = padding.padded(q, k, v, options, wanted)
     if trains:
         o, sums = _attend(q, k, v, options)
     else:
@@ -67,7 +69,7 @@ def attend(
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
     """O and the log-sum-exp, which both have gradients. UnsupportedProblemError for what no backward rung takes."""
     gradients.refuse_transforms()
-    require_rung(q, k, options)
+    require_rung(q, k, v, options)
     if not are_observed(q, k, v):
         o, lse = _Direct.apply(q, k, v, options.sinks, options, None)
         operator.allow_gradients(q, k, options, _are_same_bits(options.deterministic))
@@ -78,25 +80,34 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options)
     return o, lse
 
 
-def require_rung(q: torch.Tensor, k: torch.Tensor, options: Options, columns: int | None = None) -> None:
+def trained_widths(q: torch.Tensor) -> Widths:
+    """What the tensors of a call may have where gradients are wanted of it."""
+    return widths_for(OPERATION, q.device)
+
+
+def require_rung(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, columns: tuple[int, int] | None = None
+) -> None:
     """UnsupportedProblemError where no backward rung takes what a forward pass is to have gradients of.
 
-    `columns` is the head_dim that the tensors are then padded to.
+    `columns` are those of q and v that the tensors are then padded to.
     """
     if not torch.compiler.is_compiling() and not q.is_meta:
-        problem = problem_of(q, k, options)
-        problem = problem if columns is None else dataclasses.replace(problem, head_dim=columns, head_dim_v=columns)
+        problem = problem_of(q, k, v, options)
+        if columns:
+            problem = dataclasses.replace(problem, head_dim=columns[0], head_dim_v=columns[1])
         pieces.require_one_launch(problem)
         _require(problem, q.device)
 
 
-def problem_of(q: torch.Tensor, k: torch.Tensor, options: Options, **asked: bool) -> Problem:
+def problem_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, **asked: bool) -> Problem:
     """That of the backward pass, whose options are those that are `asked` for.
 
     Also torch's switch may ask for the same bits each time.
     """
     asked[DETERMINISTIC] = _are_same_bits(options.deterministic)
-    return options.problem(q, k, operation=OPERATION, lse=True, options=tuple(asked.items()))
+    others: dict[str, Any] = {"operation": OPERATION, "head_dim_v": v.shape[3], "lse": True}
+    return options.problem(q, k, **others, options=tuple(asked.items()))
 
 
 def _are_same_bits(deterministic: bool) -> bool:
@@ -259,7 +270,7 @@ def _compute(
     is_packed = options.cu_seqlens_q is not None
     cpp = None if is_packed else operator.in_cpp()
     if not (cpp and cpp.launched(operator.onlookers, planned, inputs, asked, outputs)):
-        problem = problem_of(q, k, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
+        problem = problem_of(q, k, v, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
         _require(problem, q.device)
         tensors = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse, "dlse": dlse}
         tensors |= {**options.tensors, **dict(zip(_GRADIENTS, outputs, strict=True))}

@@ -69,7 +69,7 @@ def ring_attention(
     if trains:
         gradients.refuse_transforms()
         rows, keys, masked = _seen(rank, rank, q.shape[1], causal)
-        require_rung(q[:, rows], k[:, keys], replace(ring.options, causal=masked))
+        require_rung(q[:, rows], k[:, keys], v[:, keys], replace(ring.options, causal=masked))
         o, lse = _Differentiable.apply(q, k, v, ring)
     else:
         o, lse = ring.attend(q, k, v)

@@ -29,7 +29,7 @@ from flashladder.common.catalog.catalogue import (
 )
 from flashladder.common.catalog.configurable import Choice
 from flashladder.common.catalog.ladder import kind_of, ladder_of
-from flashladder.common.catalog.launches import FASTEST, Card, choice, launched
+from flashladder.common.catalog.launches import FASTEST, Card, Widths, choice, launched, widths
 from flashladder.common.catalog.limiters import LIMITERS
 from flashladder.common.catalog.naming import address_of
 from flashladder.common.catalog.schema import SmallSm, Supports
@@ -48,6 +48,7 @@ __all__ = [
     "SmallSm",
     "Supports",
     "Version",
+    "Widths",
     "address_of",
     "choice",
     "directory_of",
@@ -67,4 +68,5 @@ __all__ = [
     "rung_names",
     "select",
     "versions",
+    "widths",
 ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashladder.common.catalog import winners
 from flashladder.common.catalog.catalogue import Version, find
 from flashladder.common.catalog.ladder import Launch, kind_of, ladder_of
 from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription, KernelConfig, parse_values
+from flashladder.common.problem.head_dims import HEAD_DIM_STEP, HEAD_DIMS
 from flashladder.common.problem.kind import Kind
 
 if TYPE_CHECKING:
@@ -56,6 +57,22 @@ def launched(operation: str, arch: str, emulated: bool = False) -> list[Version]
     launches = ladder_of(operation).launches
     names = (each.rung for each in launches if not (emulated and each.emulated is False))
     return [rung for rung in map(find, dict.fromkeys(names)) if rung.runs_on(arch)]
+
+
+class Widths(NamedTuple):
+    """What tensors may have without copies where calls launch rungs of an operation."""
+
+    head_dims: tuple[int, ...]
+    narrower_v: bool  # whether V may have fewer columns than Q and K
+
+
+def widths(operation: str, arch: str, emulated: bool = False) -> Widths:
+    """Of the rungs that calls of an operation may launch on a card."""
+    rungs = [rung.supports for rung in launched(operation, arch, emulated)]
+    every = range(HEAD_DIM_STEP, HEAD_DIMS[-1] + 1, HEAD_DIM_STEP)
+    taken = tuple(columns for columns in every if any(rung.takes_head_dim(columns) for rung in rungs))
+    apart = (any(rung.takes_head_dim(x) and not rung.refusal_of_v(x, HEAD_DIM_STEP) for rung in rungs) for x in taken)
+    return Widths(taken, all(apart))
 
 
 def _first(asked: Problem | Kind, card: Card, adopted: Path | None) -> Launch:

@@ -5,7 +5,6 @@ written.
 """
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
-TRAINED_HEAD_DIMS = (64, 96, 128, 256)  # those of them that have gradients
 CACHED_HEAD_DIMS = (64, 96, 128, 256)  # those that rows of Q against a cache may have
 HEAD_DIM_STEP = 8  # 16 bytes of 16-bit elements: copies move so much at once
 

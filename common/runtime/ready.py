@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from flashladder.common.catalog import FASTEST, ROW_STRIDE, Version, choice, find, kind_of
+from flashladder.common.catalog import FASTEST, ROW_STRIDE, Version, Widths, choice, find, kind_of, widths
 from flashladder.common.catalog.winners import of_each_length
 from flashladder.common.compiler import PtxModule, build_one, cached, prebuilt, translate, translated
 from flashladder.common.console import warn
@@ -104,6 +104,12 @@ def choice_for(problem: Problem, device: torch.device, version: str = FASTEST) -
     return _choice(problem, version, device, is_gpu(device))
 
 
+@torch.compiler.assume_constant_result
+def widths_for(operation: str, device: torch.device) -> Widths:
+    """What tensors of an operation may have on a device without copies."""
+    return _widths(operation, device, is_gpu(device))
+
+
 def check_out(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
     """Raises UnsupportedProblemError unless O, which is like q but for its columns, has room there."""
     shape = (*q.shape[:3], head_dim_v)
@@ -193,6 +199,12 @@ def _told(
     made = make(*kernel)
     warn(f"compiled in {time.monotonic() - begin:.1f} s")
     return made
+
+
+@lru_cache(PROBLEMS_KEPT)
+def _widths(operation: str, device: torch.device, gpu: bool) -> Widths:
+    with torch.cuda.device(device if gpu else -1):
+        return widths(operation, target.resolve("gpu" if gpu else "emulator", None).arch, emulated=not gpu)
 
 
 @lru_cache(PROBLEMS_KEPT)

@@ -250,7 +250,7 @@ def test_where_torchs_switch_asks_for_the_same_bits(device, asked_for):
     require_right(problem, tensors, dq=q.grad, dk=k.grad, dv=v.grad)
     assert [each.deterministic for each in asked_for] == [True, True]
     torch.use_deterministic_algorithms(True, warn_only=True)
-    assert not differentiable.problem_of(q, k, Options(), dlse=False).deterministic
+    assert not differentiable.problem_of(q, k, k, Options(), dlse=False).deterministic
 
 
 def test_dropout_has_deterministic_gradients(device):

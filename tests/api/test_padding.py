@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from flashladder import attention, flash_attn_func, flash_attn_with_kvcache, packed_attention
 from flashladder.common import catalog
+from flashladder.common.api import padding
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.head_dims import TRAINED_HEAD_DIMS
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SINKS = torch.tensor([1.0, -2.0, 5.0, -math.inf])
@@ -120,8 +120,22 @@ def test_gradients_of_head_dims_that_are_filled_up(head_dim, head_dim_v):
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=0, atol=0.03)
 
 
-def test_every_head_dim_with_gradients_is_a_rungs():
-    assert set(TRAINED_HEAD_DIMS) == set(catalog.launched("backward", "sm_80")[-1].supports.head_dim)
+@pytest.mark.parametrize(
+    ("place", "widths", "dropout", "columns"),
+    [
+        *((("sm_90a", False), (each, each), False, (each, each)) for each in range(8, 257, 8)),
+        (("sm_90a", False), (192, 128), False, (192, 128)),
+        (("sm_90a", False), (192, 128), True, (192, 192)),  # no kernel of the forward pass drops weights of those
+        (("sm_90a", False), (64, 128), False, (128, 128)),
+        (("sm_90a", False), (155, 20), False, (160, 24)),
+        (("sm_90a", False), (512, 512), False, (512, 512)),
+        *((place, (192, 128), False, (256, 256)) for place in (("sm_80", False), ("sm_90a", True))),
+        *((place, (40, 40), False, (64, 64)) for place in (("sm_80", False), ("sm_90a", True))),
+        *((place, (64, 40), False, (64, 64)) for place in (("sm_80", False), ("sm_90a", True))),
+    ],
+)
+def test_gradients_copy_what_no_rung_of_the_card_takes(place, widths, dropout, columns):
+    assert padding.columns(*widths, dropout, catalog.widths("backward", *place)) == columns
 
 
 @pytest.mark.parametrize(

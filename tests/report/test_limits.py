@@ -3,10 +3,7 @@
 import dataclasses
 
 import pytest
-import torch
 
-from flashladder.common.api import padding
-from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import Problem
@@ -19,29 +16,12 @@ CAUSAL = {"causal": True}
 PLAIN = Problem(seqlen_q=1024, lse=False)
 
 
-def copied_to(widths, dropout, trains):
-    """The columns of Q and V that `attention` hands to a kernel."""
-    q, v = (torch.empty(1, 1, 1, columns, device="meta") for columns in widths)
-    if not padding.is_needed(*widths, dropout, trains):
-        return widths
-    q, _, v, _ = padding.padded(q, q, v, Options(), trains)
-    return q.shape[-1], v.shape[-1]
-
-
-@pytest.mark.parametrize("widths", [*limits.WIDTHS, (104, 72)])
-def test_the_columns_are_those_of_calls(widths):
-    for dropout in ({}, {"dropout_p": 0.5}):
-        if widths in limits.WIDTHS:
-            assert Call("forward", dropout).columns(*widths) == copied_to(widths, bool(dropout), False)
-        assert Call("backward", dropout).columns(*widths) == copied_to(widths, bool(dropout), True)
-
-
 @pytest.mark.parametrize("operation", limits.OPTIONS)
 @pytest.mark.parametrize("gpu", limits.GPUS)
 def test_512_is_refused(operation, gpu):
     call = Call(operation, {})
     with pytest.raises(UnsupportedProblemError, match="not 512"):
-        limits.rung_of(call.problem(*call.columns(512, 512)), gpu)
+        limits.rung_of(call.problem(*call.columns(512, 512, gpu)), gpu)
 
 
 def timed(run, causal_us=None):

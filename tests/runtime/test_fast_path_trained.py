@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from flashladder.common.api import attention, differentiable, operator, validate
+from flashladder.common.api import attention, differentiable, operator, padding, validate
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime import fast_path, gpu
 from flashladder.tests.support import fake_cuda
@@ -137,6 +137,23 @@ def launches_of(driver, run):
 
 def without_addresses(packed):
     return [word for (word,) in struct.iter_unpack("Q", packed) if not 2**40 < word < 2**48]
+
+
+@pytest.mark.parametrize(
+    ("card", "columns", "is_copied"),
+    [
+        *(("h100", columns, False) for columns in ((40, 40), (160, 160), (192, 192), (192, 128))),
+        *(("a100", columns, True) for columns in ((40, 40), (64, 40))),
+    ],
+)
+def test_what_a_card_takes_is_not_copied(monkeypatch, card, columns, is_copied):
+    """Neither for O nor for the gradients."""
+    fake_cuda.for_attention(monkeypatch, card)
+    filled = []
+    monkeypatch.setattr(padding, "pad", lambda x, by: filled.append(by) or torch.nn.functional.pad(x, by))
+    q, v = (wanting(1, 64, 2, each) for each in columns)
+    step([q, q.detach().requires_grad_(), v])
+    assert bool(filled) == is_copied
 
 
 @pytest.mark.parametrize("of_all", [False, True])

@@ -226,6 +226,7 @@ def unassembled(version, config, arch):
 
 def forget_kernels(monkeypatch):
     """Nothing was called before."""
+    ready._widths.cache_clear()
     for module, name in ((ready, "by_kind"), (ready, "_kernels"), (operator, "plain"), (differentiable, "planned")):
         monkeypatch.setattr(module, name, {})
 

@@ -114,7 +114,7 @@ def _ours(
     dropout_p = validate.probability("dropout_p", dropout_p)
     options = Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p)
     if gradients.wanted(query, key, value):  # views do not say so
-        differentiable.require_rung(q, k, options, padding.columns(q.shape[3], v.shape[3], trains=True))
+        differentiable.require_rung(q, k, v, options, _columns(q, v, options))
     output = torch.empty_like(query)  # strided as torch.compile expects it
     out = output.transpose(1, 2)
     if dropout_p:
@@ -126,6 +126,11 @@ def _ours(
         _, lse = attention(q, k, v, causal=is_causal, softmax_scale=scale, return_lse=True, out=out)
     beside = query.new_empty((), dtype=torch.uint64)
     return output, lse, None, None, query.shape[2], key.shape[2], words.view(_OURS), beside, query.new_empty(0)
+
+
+def _columns(q: torch.Tensor, v: torch.Tensor, options: Options) -> tuple[int, int]:
+    """Those that the kernels of gradients are called with."""
+    return padding.columns(q.shape[3], v.shape[3], options.dropout_p > 0, differentiable.trained_widths(q))
 
 
 def _gradients(
@@ -151,9 +156,10 @@ def _gradients(
     words = state.view(torch.int32)[:STATE_WORDS] if dropout_p else None
     options = Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, rng_state=words)
     head_dim = q.shape[3]
-    if is_padded := padding.is_needed(head_dim, v.shape[3], dropout_p > 0, trains=True):
-        q, k, v, options = padding.padded(q, k, v, options, trains=True)
-        dout, o = (pad(x, (0, q.shape[3] - head_dim)) for x in (dout, o))
+    wanted = _columns(q, v, options)
+    if is_padded := wanted != (head_dim, v.shape[3]):
+        q, k, v, options = padding.padded(q, k, v, options, wanted)
+        dout, o = (padding.filled(x, wanted[1]) for x in (dout, o))
     found = torch.ops.flashladder.attention_backward(dout, q, k, v, o, lse, None, *options.flat(), True, True)
     made = (gradient[..., :head_dim].transpose(1, 2) for gradient in found)
     if not is_padded:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashladder.common import catalog
+from flashladder.common.api import padding
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.own import FIRST
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS, HEAD_DIMS, TRAINED_HEAD_DIMS
+from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS, HEAD_DIMS
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.records.factors import Times, factor, measured
 from flashladder.common.report.sections import Section
@@ -45,7 +46,6 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # and each one's fields of a 
         "decode, cache in 8 bits": {"options": {"fp8_cache": True}},
     },
 }
-COPIED_TO = {"backward": TRAINED_HEAD_DIMS, "decode": CACHED_HEAD_DIMS}  # head_dims to which calls fill tensors up
 
 
 class Call(NamedTuple):
@@ -54,15 +54,14 @@ class Call(NamedTuple):
     operation: str
     fields: dict[str, Any]
 
-    def columns(self, head_dim: int, head_dim_v: int) -> tuple[int, int]:
+    def columns(self, head_dim: int, head_dim_v: int, gpu: str) -> tuple[int, int]:
         """Those that a kernel is asked for: more than the tensors have where these are copied first."""
-        is_even = head_dim == head_dim_v
-        copied_to: tuple[int, ...] = HEAD_DIMS if "dropout_p" in self.fields else ()
-        copied_to = COPIED_TO.get(self.operation, copied_to)
-        of_cache = self.operation == "decode" and (not is_even or "fp8_cache" in self.fields.get("options", ()))
-        if of_cache or not copied_to:
+        if self.operation != "decode":
+            trained = catalog.widths(self.operation, load_gpu(gpu).arch) if self.operation == "backward" else None
+            return padding.columns(head_dim, head_dim_v, "dropout_p" in self.fields, trained)
+        if head_dim != head_dim_v or "fp8_cache" in self.fields.get("options", ()):
             return head_dim, head_dim_v
-        columns = next((each for each in copied_to if head_dim <= each), head_dim)
+        columns = next((each for each in CACHED_HEAD_DIMS if head_dim <= each), head_dim)
         return columns, columns
 
     def problem(self, head_dim: int, head_dim_v: int) -> Problem:
@@ -98,7 +97,7 @@ def _part(gpu: str, times: Times) -> dict[str, Any]:
         for name, fields in options.items():
             call, cells, factors = Call(operation, fields), [], []
             for widths in WIDTHS:
-                problem = call.problem(*(columns := call.columns(*widths)))
+                problem = call.problem(*(columns := call.columns(*widths, gpu)))
                 try:
                     rung = rung_of(problem, gpu)
                 except UnsupportedProblemError as error:
