@@ -78,7 +78,7 @@ def attention(
     is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
     if is_open and alibi_slopes is None and sinks is None and is_plain and (cpp := operator.in_cpp()):
         asked = causal, softmax_scale, version, return_lse, deterministic
-        done = cpp.straight(operator.onlookers, operator.plain, q, k, v, out, *asked, differentiable.attach)
+        done = cpp.straight(operator.onlookers, operator.plain, q, k, v, out, *asked, differentiable.attaching())
         if done is not None:
             return done
     q, k, v = validate.inputs(BATCH, q, k, v)

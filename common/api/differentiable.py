@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from flashladder.common.api.options import Options
 from flashladder.common.catalog import Widths
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import DETERMINISTIC, Problem
+from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
 from flashladder.common.runtime.ready import check_apart, check_out, choice_for, widths_for
 
@@ -169,15 +172,31 @@ def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
     if kept:
         options = dataclasses.replace(options, **dict(zip(ctx.kept, kept, strict=True)))
     if any(wanted[name] for name in _INPUTS):
-        tensors, asked = (dout, q, k, v, o, lse, dlse), (wanted["q"], wanted["k"] or wanted["v"])
-        if torch.is_grad_enabled() or are_observed(q, k, v, dout, o, lse) or gradients.are_batched(dout, dlse):
-            computed = torch.ops.flashladder.attention_backward(*tensors, *options.flat(), *asked)
-        else:
-            computed = _compute(*tensors, options, *asked)
-        found |= zip(_INPUTS, computed, strict=True)
+        asked = wanted["q"], wanted["k"] or wanted["v"]
+        found |= zip(_INPUTS, compute_gradients(dout, q, k, v, o, lse, dlse, options, *asked), strict=True)
     if wanted.get("sinks"):
         found["sinks"] = _of_sinks(options, o, lse, dout, dlse)
     return tuple(found[name] if is_wanted else None for name, is_wanted in wanted.items())
+
+
+def compute_gradients(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    options: Options,
+    *wanted: bool,
+) -> tuple[torch.Tensor, ...]:
+    """dQ, dK and dV as `_compute` gives them; by an operator where somebody looks on. Also node.cpp calls it."""
+    if torch.is_grad_enabled() or are_observed(q, k, v, dout, o, lse) or gradients.are_batched(dout, dlse):
+        computed: tuple[torch.Tensor, ...] = torch.ops.flashladder.attention_backward(
+            dout, q, k, v, o, lse, dlse, *options.flat(), *wanted
+        )
+        return computed
+    return _compute(dout, q, k, v, o, lse, dlse, options, *wanted)
 
 
 class _Direct(torch.autograd.Function):
@@ -203,9 +222,13 @@ class _Direct(torch.autograd.Function):
 
 
 @lru_cache(PROBLEMS_KEPT, typed=True)
-def _plain_options(causal: bool, softmax_scale: float | None, version: str, deterministic: bool) -> Options:
+def plain_settings(
+    causal: bool, softmax_scale: float | None, version: str, deterministic: bool
+) -> tuple[Options, tuple[Any, ...]]:
+    """The options of a plain call, and what they ask of scores; for node.cpp too."""
     scale = None if softmax_scale is None else float(softmax_scale)
-    return Options(causal=causal, softmax_scale=scale, version=version, deterministic=deterministic)
+    options = Options(causal=causal, softmax_scale=scale, version=version, deterministic=deterministic)
+    return options, options.scores
 
 
 def attach(
@@ -220,9 +243,21 @@ def attach(
     deterministic: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """What a plain call gives that wants gradients, and whose O and log-sum-exp fast_path.cpp has computed."""
-    options = _plain_options(causal, softmax_scale, version, deterministic)
+    options, _ = plain_settings(causal, softmax_scale, version, deterministic)
     output: tuple[torch.Tensor, torch.Tensor] = _Direct.apply(q, k, v, None, options, computed)
     return output if return_lse else output[0]
+
+
+def attaching() -> Callable[..., Any]:
+    """`attach`, in C++ where it is there."""
+    return _attach_of(fast_path.node) if fast_path.node else attach
+
+
+@lru_cache
+def _attach_of(node: ModuleType) -> Callable[..., Any]:
+    node.set_up(globals(), operator.onlookers, node.launched)
+    attach_in_cpp: Callable[..., Any] = node.attach
+    return attach_in_cpp
 
 
 def _of_sinks(

@@ -27,7 +27,7 @@ from flashladder.common.errors import BuildError, ConfigError, ToolchainError
 
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 LIBRARIES = ("-lm",)
-EXTENSION_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall")
+EXTENSION_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall")
 FILE = "library.so"
 LOG, OPTIONS = "build.log", "options"
 
@@ -52,12 +52,12 @@ def build_library(source: Path, defines: Mapping[str, str]) -> Path:
 
 
 def build_extension(source: Path) -> Path:
-    """The extension of Python that a C++ source makes, from the cache or compiled now; DLPack's header is torch's.
+    """The extension of Python that a C++ source makes, from the cache or compiled now; headers of torch are found.
 
-    BuildError or ToolchainError where it cannot be built.
+    One that includes <torch/...> is linked with it. BuildError or ToolchainError where it cannot be built.
     """
     command, place = extension_command(source)
-    return _compiled(source, command, (), place)
+    return _compiled(source, command, _torch_libraries() if "<torch/" in source.read_text() else (), place)
 
 
 def find_extension(source: Path) -> Path | None:
@@ -81,6 +81,13 @@ def extension_command(source: Path) -> tuple[list[str], Path]:
     own = [header.read_bytes() for header in sorted(source.parent.glob("*.h"))]
     decisive = version_text(compiler), torch.__version__, sys.implementation.cache_tag, own
     return command, _place(source, command, *decisive)
+
+
+def _torch_libraries() -> tuple[str, ...]:
+    """They are loaded with torch, so that the result need not know where they are."""
+    import torch
+
+    return f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"
 
 
 def _place(source: Path, command: list[str], *decisive: object) -> Path:

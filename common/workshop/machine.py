@@ -168,7 +168,11 @@ def calls_in_cpp() -> str:
     from flashladder.common.runtime import fast_path
 
     fast_path.require()
-    return "compiled" if library.find_extension(fast_path.SOURCE) else "to be compiled by a first call"
+    return (
+        "compiled"
+        if all(map(library.find_extension, (fast_path.SOURCE, fast_path.NODE)))
+        else "to be compiled by a first call"
+    )
 
 
 def triton() -> str:

@@ -40,7 +40,8 @@ def main(device: str, words: str = "") -> int:
 def build_extension() -> None:
     """Once for all; where it cannot be built, they say so."""
     with contextlib.suppress(FlashLadderError):
-        library.build_extension(fast_path.SOURCE)
+        for source in (fast_path.SOURCE, fast_path.NODE):
+            library.build_extension(source)
 
 
 if __name__ == "__main__":

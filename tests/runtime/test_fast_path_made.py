@@ -34,7 +34,8 @@ def unprepared(monkeypatch, tmp_path):
     """As in a process that has called nothing yet, with an empty cache."""
     monkeypatch.setenv("FLASHLADDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(fast_path, "extension", None)
-    monkeypatch.setattr(fast_path, "missing", fast_path.missing)
+    for name in ("missing", "node", "node_missing"):
+        monkeypatch.setattr(fast_path, name, getattr(fast_path, name))
 
 
 def test_it_is_compiled_beside_the_program(unprepared, monkeypatch):
@@ -79,6 +80,16 @@ def test_what_else_is_missing_is_named(unprepared, monkeypatch, holder, name, va
     fast_path.load()
     assert fast_path.extension is None
     assert re.match(words, fast_path.missing)
+
+
+def test_a_torch_whose_nodes_are_others_is_named(unprepared, monkeypatch):
+    monkeypatch.setattr(fast_path, "extension", object())
+    monkeypatch.setattr(fast_path, "node", None)
+    monkeypatch.setattr(fast_path, "node_missing", fast_path.NOT_ASKED)
+    monkeypatch.setattr(fast_path, "NODE_HEADER", "no/such.h")
+    fast_path._load_node()
+    assert fast_path.node is None
+    assert re.match(r"torch .* has no no/such.h; torch 2.13 has", fast_path.node_missing)
 
 
 def test_without_a_compiler_calls_go_through_python(unprepared, monkeypatch):

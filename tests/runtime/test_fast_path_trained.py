@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -17,15 +18,16 @@ from flashladder.common.runtime import fast_path, gpu
 from flashladder.tests.support import fake_cuda
 
 
-@pytest.fixture
-def driver(monkeypatch):
-    """Calls go through C++ from the first one on, and CPU tensors are taken for ones on a GPU; kernels of one name have
-    numbers behind it.
+@pytest.fixture(params=["node", "function"])
+def driver(monkeypatch, request):
+    """Calls go through C++ from the first one on, and have gradients by node.cpp or by Python's Function. CPU tensors
+    are taken for ones on a GPU. Kernels of one name have numbers behind it.
     """
     made = fake_cuda.for_attention(monkeypatch)
     named = lambda _, name: (0, made.names.append(f"{name.decode()} {len(made.names)}") or len(made.names))  # noqa: E731
     monkeypatch.setattr(made, "cuLibraryGetKernel", named)
     monkeypatch.setattr(fast_path, "extension", fast_path.made())
+    monkeypatch.setattr(fast_path, "node", fast_path.made_node() if request.param == "node" else None)
     return made
 
 
@@ -241,6 +243,89 @@ def test_gradients_out_of_the_ordinary(driver, asked):
         attention(QKV[0], frozen, frozen)
 
 
+def test_it_is_the_node_that_differentiates(driver):
+    for _ in range(2):
+        step()
+    assert attention(*QKV).grad_fn.name() == ("FlashLadderAttentionBackward" if fast_path.node else "_DirectBackward")
+
+
+def test_compiled_autograd_records_the_operator():
+    """Of a node of the uncompiled forward pass."""
+    attach = differentiable._attach_of(fast_path.made_node())
+    inputs, ran = [torch.randn(1, 16, 1, 64).bfloat16().requires_grad_() for _ in range(3)], []
+    with torch.no_grad():
+        outputs = attention(*inputs, return_lse=True)
+    expected = torch.autograd.grad(attention(*inputs), inputs, torch.ones_like(outputs[0]))
+    o = attach(*inputs, outputs, False, None, "fastest", False, False)
+
+    def compiler(graph):
+        return lambda *given, **named: ran.append(graph.code) or graph(*given, **named)
+
+    with compiled_autograd._enable(compiler):
+        o.backward(torch.ones_like(o))
+    assert ["flashladder.attention_backward" in code for code in ran] == [True]
+    assert all(map(torch.equal, [x.grad for x in inputs], expected))
+
+
+def test_errors_of_torch(driver):
+    for _ in range(3):
+        step()
+    inputs = [x.detach().clone().requires_grad_() for x in QKV]
+    o = attention(*inputs)
+    o.backward(torch.zeros_like(o))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        o.backward(torch.zeros_like(o))
+    for changed in range(2):
+        between = [x * 1 for x in inputs]
+        o = attention(*between)
+        (o.detach() if changed else between[1]).mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(o, inputs, torch.zeros_like(o))
+    with saved_tensors_hooks(lambda x: x, lambda x: 1 / 0):
+        o = attention(*inputs)
+    with pytest.raises(ZeroDivisionError):
+        o.backward(torch.zeros_like(o))
+    with torch.autograd.detect_anomaly(check_nan=False):
+        o = attention(*inputs)
+        o.backward(torch.zeros_like(o))
+
+
+def test_gradients_that_are_not_there(driver):
+    """Of what nobody wants, and of outputs that have none."""
+    for wanting_q, wanting_k, wanting_v in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1)):
+        inputs = [
+            x.detach().requires_grad_(bool(of)) for x, of in zip(QKV, (wanting_q, wanting_k, wanting_v), strict=True)
+        ]
+        for _ in range(3):
+            o, lse = attention(*inputs, return_lse=True)
+            torch.autograd.backward((o, lse), (torch.zeros_like(o), torch.zeros_like(lse)))
+        assert [x.grad is not None for x in inputs] == [wanting_q, wanting_k, wanting_v]
+
+    class Nothing(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, *x: tuple(each.clone() for each in x))
+        backward = staticmethod(lambda ctx, *x: (None,) * len(x))
+
+    o, _ = Nothing.apply(*attention(*QKV, return_lse=True))
+    driver.launches.clear()
+    assert torch.autograd.grad(o, QKV, torch.zeros_like(o), allow_unused=True) == (None,) * 3
+    assert not driver.launches
+
+
+def test_a_failed_backward_pass_says_why(driver, monkeypatch):
+    """What C++ leaves goes through Python, whose error is the call's."""
+
+    def refuse(*_):
+        raise UnsupportedProblemError("no such rung")
+
+    for _ in range(3):
+        step()
+    o = attention(*QKV)
+    monkeypatch.setattr(differentiable, "planned", {})
+    monkeypatch.setattr(differentiable, "choice_for", refuse)
+    with pytest.raises(UnsupportedProblemError, match="no such rung"):
+        torch.autograd.grad(o, QKV, torch.zeros_like(o))
+
+
 def test_who_looks_on_at_either_pass_sees_its_operator(driver):
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -281,19 +366,27 @@ def test_what_is_kept_is_bounded(driver, monkeypatch):
 
 
 def test_nothing_outlives_its_use(driver):
-    """No cycle holds tensors until Python collects garbage, and a backward pass lets go of what was kept for it."""
+    """No cycle holds tensors until Python collects garbage; a backward pass lets go of what was kept for it, and so do
+    outputs that nobody wants.
+    """
     for _ in range(3):
         step()
     inputs = [x * 1 for x in QKV]
     o, lse = attention(*inputs, return_lse=True)
-    kept, outputs = [weakref.ref(x) for x in inputs], [weakref.ref(x) for x in (o, lse, o.grad_fn)]
+    kept, outputs = [weakref.ref(x) for x in inputs], [weakref.ref(x) for x in (o, lse)]
     gc.disable()
     try:
         del inputs, lse
         o.backward(torch.zeros_like(o))
         assert [each() for each in kept] == [None] * 3
         del o
-        assert [each() for each in outputs] == [None] * 3
+        assert [each() for each in outputs] == [None] * 2
+        inputs = [x * 1 for x in QKV]
+        kept, o = [weakref.ref(x) for x in inputs], attention(*inputs)
+        del inputs
+        assert None not in [each() for each in kept]
+        del o
+        assert [each() for each in kept] == [None] * 3
     finally:
         gc.enable()
 

@@ -188,6 +188,7 @@ def install(monkeypatch, gpu_name="h100"):
     monkeypatch.setattr(gpu.LoadedKernel, "launch_address", lambda kernel: address)
     monkeypatch.setattr(fast_path, "prepare", lambda: None)
     monkeypatch.setattr(fast_path, "extension", None)
+    monkeypatch.setattr(fast_path, "node", None)
     here = target.Target(on_gpu=True, arch=described.arch, gpu=described)
     monkeypatch.setattr(target, "resolve", lambda *_: here)
     return made

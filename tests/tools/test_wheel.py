@@ -93,6 +93,7 @@ def test_without_the_variable_there_is_none(tmp_path):
     assert "flashladder/py.typed" in names
     assert "flashladder/common/runtime/ahead.py" in names
     assert "flashladder/common/runtime/fast_path.cpp" in names
+    assert "flashladder/common/runtime/node.cpp" in names
     assert "flashladder/common/problem/families/trained.npz" in names
     assert "prebuilt/" not in names.replace("common/compiler/prebuilt.py", "")
 
