@@ -1,7 +1,7 @@
 // The gradients of a tile of keys with up to 256 columns, by wgmma, for any mask, score and length. Three kernels, each
 // launched while the one before still runs:
 //
-//     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for the counters of dQ
+//     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for dQ
 //     attention_backward    a CTA has a tile of 64 keys, and all rows of Q that see it pass by, 64 at a time,
 //                           from the last ones up
 //     backward_finish       dQ, from fp32 sums as warps hold them to rows
@@ -9,9 +9,6 @@
 // The roles of a CTA of attention_backward:
 //
 //     producers, two threads     have TMA load K, then Q with lse; and V, then dO with delta
-//     a warp for zeros           writes them to the tiles of dQ that these keys are the first ones of: just before they are
-//                                added to, so that they are still in L2
-//     a thread that looks        waits for the zeros of each tile, by whichever CTA
 //     warpgroup 0, "values"      S^T = K Q^T, P^T;         dV += P^T dO;   the first panels of dQ = dS K
 //     warpgroup 1, "keys"        dP^T = V dO^T, dS^T;      dK += dS^T Q;   the others
 //
@@ -26,9 +23,8 @@
 //     q, dout      full: TMA has brought the tile and its numbers. empty: neither warpgroup needs it
 //     keys_full    K and V have come
 //     p_full       of each warp of `keys`: the warp of `values` with the same keys has put P^T there. p_empty: it is read
-//     ds_full      all warps of `keys` have put dS^T there, and dQ has zeros. ds_empty: both warpgroups have multiplied it by K
-//     added        in global memory, of each tile of dQ: whether it has zeros; if `deterministic`, of each warp's part of it:
-//                  tiles of keys that are in it
+//     ds_full      all warps of `keys` have put dS^T there. ds_empty: both warpgroups have multiplied it by K
+//     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more
 #include "any_attention.cuh"
 #include "dq_bulk.cuh"
@@ -38,26 +34,28 @@
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/reduce.cuh"
 #include "row_pipeline.cuh"
+#include "turns.cuh"
 #include "warpgroup_tiles.cuh"
-#include "zeros.cuh"
 
 #include <type_traits>
 
 using namespace config;
 
-using Share = Registers<2, 1, head_dim < 256 ? 32 : 24>;  // the producers' warpgroup is the last one
+using Share = Registers<2, 1, 24>;  // the producer's warpgroup is the last one
+constexpr int consumer_warps = 8;
 
 using VTile = SwizzledPanels<block_n, head_dim_v>;
 using DoutTile = SwizzledPanels<block_m, head_dim_v>;
 using QRing = RowPipeline<QTile, dtype, num_stages>;
 using DoutRing = RowPipeline<DoutTile, dtype, num_stages>;
+using ScoresRing = PipelineState<2>;  // the places of dS
 
 using DqSums = Accumulator<16, dq_cols>;  // of a warp, of a panel
 constexpr int warp_sums = 16 * dq_cols;
 constexpr int panel_sums = block_m * dq_cols;
 
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
-FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * (1 + 8 * deterministic)");
+FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 8 * deterministic");  // consumer_warps
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
@@ -93,16 +91,16 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_q, block_m)) return;
-    prepare_tile<false>(work, workspaces, place.number, columns_of_v<narrower>(p));
-    if (wants_dq && threadIdx.x < counters)
-        workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * counters + threadIdx.x] = 0;
+    prepare_tile<wants_dq>(work, workspaces, place.number, columns_of_v<narrower>(p));
+    if (deterministic && threadIdx.x < consumer_warps)
+        workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * consumer_warps + threadIdx.x] = 0;
 }
 
 // A producer: the tiles of Q or dO, each with what is known of its rows.
 template <class Ring>
 __device__ inline void load_tiles(Ring &ring, const TensorMapBytes &map, const float *of_rows, const Work &work,
                                   PassingTiles tiles) {
-    wait_for_dependency();  // lse and delta are there
+    wait_for_dependency();  // lse, delta and the zeros of dQ are there
     const MapPlace rows = place_of_rows<packed>(work);
     auto at = ring.producer();
 #pragma unroll 1
@@ -233,7 +231,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         if constexpr (!wants_dq) return;
         const long long row = work.padded_row(due.head, due.number);
         if (deterministic && panel == 0) {
-            untold = workspaces.added + row / block_m * counters + 1 + uniform_warp_index();
+            untold = workspaces.added + row / block_m * consumer_warps + uniform_warp_index();
             if (lane_index() == 0) wait_until_added(untold, key_tile - mask.first_key(due.number * block_m) / block_n);
             __syncwarp();  // it is this tile's turn
         }
@@ -330,7 +328,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const auto place = keys_of_cta<packed, by_sections>(p);
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_k, block_n)) return;
-    const Mask mask = mask_of(work);
+    Mask mask{p};
+    if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 
     const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
@@ -344,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         shared.q.init(consumer_warps);
         shared.dout.init(consumer_warps);
         for (int warp = 0; warp < 4; ++warp) shared.p_full[warp].init(1), shared.p_empty[warp].init(1);
-        for (int stage = 0; stage < 2; ++stage) shared.ds_full[stage].init(4 + 1), shared.ds_empty[stage].init(consumer_warps);
+        for (int stage = 0; stage < 2; ++stage) shared.ds_full[stage].init(4), shared.ds_empty[stage].init(consumer_warps);
         shared.keys_full.init(2);
         fence_mbarrier_init();
     }
@@ -352,18 +351,14 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     if (warpgroup_index() == 2) {
         release_registers<Share::producer>();
-        const int role = warp_index() - consumer_warps;
-        if (wants_dq && role == 2) clear_tiles(workspaces, work, mask, tiles, place.number);
         if (lane_index() != 0) return;
         const MapPlace at = place_of_keys<packed>(work);
-        if (role == 0) {
+        if (warp_index() == consumer_warps) {
             load_tile<KTile>(shared.k, maps.k, shared.keys_full, at.first + first_key, place.head, at.last);
             load_tiles(shared.q, maps.q, workspaces.lse, work, tiles);
-        } else if (role == 1) {
+        } else if (warp_index() == consumer_warps + 1) {
             load_tile<VTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, place.head, at.last);
             load_tiles(shared.dout, maps.dout, workspaces.delta, work, tiles);
-        } else if (wants_dq && role == 3) {
-            await_zeros(workspaces, work, tiles, shared.ds_empty, shared.ds_full);
         }
         return;
     }
@@ -396,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(finish_threads)
     const int first_row = place.number * block_m;
     float *sums = workspaces.dq_sum + work.padded_row(blockIdx.y, place.number) * head_dim + warp_index() * warp_sums;
     wait_for_dependency();  // the sums are complete
-    finish_tile(p.softmax_scale, sees_keys(work, first_row) ? load_sums<dq_cols>(sums) : DqSums{},
-                reinterpret_cast<dtype *>(memory), work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row,
-                p.dq_stride.row, work.seqlen_q - first_row, columns_of<narrower>(p));
+    finish_tile(p.softmax_scale, load_sums<dq_cols>(sums), reinterpret_cast<dtype *>(memory),
+                work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row, p.dq_stride.row,
+                work.seqlen_q - first_row, columns_of<narrower>(p));
 }
