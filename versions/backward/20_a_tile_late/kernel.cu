@@ -48,8 +48,8 @@ constexpr int warp_sums = 16 * dq_cols, group_sums = 4 * warp_sums, tile_sums = 
 __device__ inline int columns_of_part(int group) { return head_dim % dq_cols && group == 1 ? head_dim % dq_cols : dq_cols; }
 constexpr int last_row = block_m - step_rows;  // of a tile, where a step begins
 // Of K and of V. A softcap leaves few registers, dropout some, and few S beside the sums, where there is no dQ to wait for.
-constexpr int most_held = head_dim < 128 ? held_columns : softcap || !wants_dq ? 16 : dropout ? 48 : held_columns;
-constexpr int held = held_columns < most_held ? held_columns : most_held;
+constexpr int most_held = softcap || !wants_dq ? 16 : 80 - 32 * dropout;  // at 128 columns
+constexpr int held = head_dim < 128 || held_columns < most_held ? held_columns : most_held;
 constexpr int held_of_k = held < head_dim ? held : head_dim, held_of_v = held - held_of_k;
 // P is computed when dP is there too, so that exponentials stand among the arithmetic of dS. With 64 columns it is better to do
 // so while dP is under way.
