@@ -179,24 +179,15 @@ def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
     return tuple(found[name] if is_wanted else None for name, is_wanted in wanted.items())
 
 
-def compute_gradients(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    dlse: torch.Tensor | None,
-    options: Options,
-    *wanted: bool,
-) -> tuple[torch.Tensor, ...]:
-    """dQ, dK and dV as `_compute` gives them; by an operator where somebody looks on. Also node.cpp calls it."""
-    if torch.is_grad_enabled() or are_observed(q, k, v, dout, o, lse) or gradients.are_batched(dout, dlse):
+def compute_gradients(*given: Any) -> tuple[torch.Tensor, ...]:
+    """As `_compute`; by an operator where somebody looks on. node.cpp calls it too."""
+    *tensors, options, wants_dq, wants_dkv = given
+    if torch.is_grad_enabled() or are_observed(*tensors[:6]) or gradients.are_batched(tensors[0], tensors[6]):
         computed: tuple[torch.Tensor, ...] = torch.ops.flashladder.attention_backward(
-            dout, q, k, v, o, lse, dlse, *options.flat(), *wanted
+            *tensors, *options.flat(), wants_dq, wants_dkv
         )
         return computed
-    return _compute(dout, q, k, v, o, lse, dlse, options, *wanted)
+    return _compute(*given)
 
 
 class _Direct(torch.autograd.Function):

@@ -4,84 +4,21 @@
 //
 // What it uses while Python may run it owns: Python, or another thread, may drop it meanwhile. It needs the GIL, which a
 // Python without one turns on when it loads this.
-#include "plan.h"
+#include "objects.h"
 
 #include <cmath>
-#include <memory>
 #include <string>
 #include <utility>
 
 namespace {
-struct Released {
-    void operator()(PyObject *object) const { Py_DECREF(object); }
-};
-using Owned = std::unique_ptr<PyObject, Released>;
-
 // Of torch, and of fast_path.py.
-const DLPackExchangeAPI *exchange;  // null until the others are set
-PyTypeObject *tensor_type, *plan_type;
-PyObject *torch_c, *forward_ad;  // what torch._C and torch.autograd.forward_ad hold, by name
+PyObject *forward_ad;  // what torch.autograd.forward_ad holds, by name
 PyObject *new_o, *empty_like, *float32;
-long long long_from;                  // keys: as tuned.py has it
+long long long_from;  // keys: as the ladder has it
 PyObject *dtype_name, *device_name, *plan_name, *stream_name, *current_device_name, *capturing_name;
 PyObject *level_name, *enabled_name, *wanted_name;  // of derivatives
 PyObject *same_bits_name, *only_warned_name;         // of what torch.use_deterministic_algorithms sets
 PyObject *new_empty_name, *with_dtype;               // and the names of its arguments
-
-bool is_viewed(PyObject *tensor, View &view) {
-    DLTensor seen;
-    return PyObject_TypeCheck(tensor, tensor_type) && exchange->dltensor_from_py_object_no_sync(tensor, &seen) == 0 &&
-           view.read(seen);
-}
-
-// A plan of plan.py, which lives as long as its object; null, perhaps with an error, for what is none.
-const Plan *plan_of(PyObject *object) {
-    Py_buffer memory;
-    if (!PyObject_TypeCheck(object, plan_type) || PyObject_GetBuffer(object, &memory, PyBUF_SIMPLE)) return nullptr;
-    const auto *plan = memory.len == sizeof(Plan) ? static_cast<const Plan *>(memory.buf) : nullptr;
-    PyBuffer_Release(&memory);
-    return plan;
-}
-
-// A number of Python's own, of which True is none; false, perhaps with an error, for anything else.
-bool is_number(PyObject *object, double &number) {
-    if (!PyFloat_Check(object) && !PyLong_CheckExact(object)) return false;
-    number = PyFloat_AsDouble(object);
-    return !PyErr_Occurred();
-}
-
-// A whole number likewise.
-bool is_whole(PyObject *object, long long &number) {
-    if (!PyLong_CheckExact(object)) return false;
-    number = PyLong_AsLongLong(object);
-    return !PyErr_Occurred();
-}
-
-// An address, or a tensor's; false, perhaps with an error, for what is neither.
-bool is_memory(PyObject *object, void *&address) {
-    View view;
-    if (PyLong_CheckExact(object)) address = PyLong_AsVoidPtr(object);
-    else if (is_viewed(object, view)) address = view.begin();
-    else return false;
-    return !PyErr_Occurred();
-}
-
-// What a dict has, to be released; null, perhaps with an error, where it has nothing.
-PyObject *held(PyObject *dict, PyObject *key) { return Py_XNewRef(PyDict_GetItemWithError(dict, key)); }
-
-// What a function of torch._C returns, without an argument or with one; null, perhaps with an error.
-PyObject *asked(PyObject *name, PyObject *argument = nullptr) {
-    const Owned function(held(torch_c, name));
-    if (!function) return nullptr;
-    return argument ? PyObject_CallOneArg(function.get(), argument) : PyObject_CallNoArgs(function.get());
-}
-
-// Python looks at what is left to it, and comes upon an error again, unless it is an interrupt.
-PyObject *left(PyObject *answer) {
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
-    PyErr_Clear();
-    return Py_NewRef(answer);
-}
 
 // A workspace. What is captured, or new to the stream, is lent by Python.
 PyObject *lent(const Call &call, const WorkspacePlan &workspace, PyObject *stream, bool is_captured) {

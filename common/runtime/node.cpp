@@ -1,8 +1,7 @@
 // The node of a plain call in torch's graph of gradients: what attach and differentiate of common/api/differentiable.py do
 // for it, without Python's own Function. The launch is fast_path.cpp's; what that leaves is done by Python, as ever.
 // Compiled with torch's headers, so that it takes some seconds; common/runtime/fast_path.py does it beside the program.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "owned.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -23,11 +22,6 @@ namespace {
 using at::Tensor;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
-
-struct Released {
-    void operator()(PyObject *object) const { Py_DECREF(object); }
-};
-using Owned = std::unique_ptr<PyObject, Released>;
 
 // What Python returned; its error is thrown.
 Owned owned(PyObject *object) {
