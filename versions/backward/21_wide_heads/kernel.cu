@@ -96,19 +96,6 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
         workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * consumer_warps + threadIdx.x] = 0;
 }
 
-// A producer: the tiles of Q or dO, each with what is known of its rows.
-template <class Ring>
-__device__ inline void load_tiles(Ring &ring, const TensorMapBytes &map, const float *of_rows, const Work &work,
-                                  PassingTiles tiles) {
-    wait_for_dependency();  // lse, delta and the zeros of dQ are there
-    const MapPlace rows = place_of_rows<packed>(work);
-    auto at = ring.producer();
-#pragma unroll 1
-    for (int left = tiles.count(); left > 0; --left, tiles.advance(), at.advance())
-        ring.load(at, map, rows.first + tiles.number * block_m, tiles.head, rows.last,
-                  of_rows + work.padded_row(tiles.head, tiles.number));
-}
-
 // The loop of a warpgroup. Leaves its gradient in `sum`.
 template <class Role>
 __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &workspaces, Shared &shared, const Work &work,
@@ -316,8 +303,7 @@ FLASHLADDER_KERNEL(attention_backward, Params,
                                           .by_tma("dout", block_m, 64, 128)
                                           .by_tma("k", block_n, 64, 128)
                                           .by_tma("v", block_n, 64, 128)
-                                          .dependent(),
-                                      "num_heads_k"));
+                                          .dependent()));
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_backward(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces,
                        const __grid_constant__ Maps maps) {

@@ -3,7 +3,9 @@
 #pragma once
 #include "24_woven_general/narrower.cuh"
 #include "bounded_key_mask.cuh"
+#include "pipeline/tma.cuh"
 #include "places.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "softmax/dropout.cuh"
 #include "weights.cuh"
 
@@ -46,11 +48,23 @@ constexpr Launch last_pass(int threads, int shared_bytes) {
     const Launch over_rows = pass(threads, shared_bytes).dependent();
     return config::wants_dq ? over_rows : over_rows.over("0", "0", "0");
 }
-// The loop's, of which a CTA has a tile of keys, of each of so many heads.
-template <int length>
-constexpr Launch over_tiles_of_keys(const Launch &launch, const char (&heads)[length]) {
-    return config::packed ? launch.over("total_k // block_n + batch", heads, "1")
-                          : launch.over("cdiv(seqlen_k, block_n)", heads, "batch");
+// The loop's, of which a CTA has a tile of keys.
+constexpr Launch over_tiles_of_keys(const Launch &launch) {
+    return config::packed ? launch.over("total_k // block_n + batch", "num_heads_k", "1")
+                          : launch.over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch");
+}
+
+// A producer: the tiles of Q or dO, each with what is known of its rows.
+template <class Ring>
+__device__ inline void load_tiles(Ring &ring, const TensorMapBytes &map, const float *of_rows, const Work &work,
+                                  PassingTiles tiles) {
+    wait_for_dependency();  // what the pass before writes is there
+    const MapPlace rows = place_of_rows<config::packed>(work);
+    auto at = ring.producer();
+#pragma unroll 1
+    for (int left = tiles.count(); left > 0; --left, tiles.advance(), at.advance())
+        ring.load(at, map, rows.first + tiles.number * config::block_m, tiles.head, rows.last,
+                  of_rows + work.padded_row(tiles.head, tiles.number));
 }
 
 // Zeros for rows of dK or dV.
