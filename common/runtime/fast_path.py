@@ -26,7 +26,6 @@ from flashladder.common.runtime.plan import Plan
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NODE = SOURCE.with_name("node.cpp")
-NODE_HEADER = "torch/csrc/autograd/node.h"  # before it, nodes are held in another way
 _preparing = threading.Lock()
 EXCHANGE = "__dlpack_c_exchange_api__"
 FAST = "FLASHLADDER_FAST"
@@ -112,8 +111,6 @@ def made() -> ModuleType:
 def made_node() -> ModuleType:
     """node.cpp's module, which common/api/differentiable.py sets up. Errors as `made`."""
     require()
-    if not (Path(torch.__file__).parent / "include" / NODE_HEADER).exists():
-        raise ToolchainError(f"torch {torch.__version__} has no {NODE_HEADER}; torch 2.13 has")
     module = _imported(NODE.stem, library.build_extension(NODE))
     vars(module)["launched"] = (extension or made()).launched
     return module

@@ -155,6 +155,16 @@ struct AttentionBackward : torch::autograd::Node {
     }
 };
 
+// torch 2.13 counts who holds a node in the node; before it, a shared pointer does.
+template <class... Values>
+auto made_node(Values &&...values) {
+#if __has_include(<torch/csrc/autograd/node.h>)
+    return c10::make_intrusive<AttentionBackward>(std::forward<Values>(values)...);
+#else
+    return std::shared_ptr<AttentionBackward>(new AttentionBackward(std::forward<Values>(values)...), torch::autograd::deleteNode);
+#endif
+}
+
 // attach(q, k, v, (O, the log-sum-exp), causal, softmax_scale, version, return_lse, deterministic) -> O, or both
 PyObject *attach(PyObject *, PyObject *const *given, Py_ssize_t count) {
     HANDLE_TH_ERRORS
@@ -170,7 +180,7 @@ PyObject *attach(PyObject *, PyObject *const *given, Py_ssize_t count) {
     const Owned settings = owned(PyObject_Vectorcall(named(settings_name).get(), asked, 4, nullptr));
     PyObject *options, *scores;
     if (!PyArg_ParseTuple(settings.get(), "OO", &options, &scores)) return nullptr;
-    const auto node = c10::make_intrusive<AttentionBackward>(
+    const auto node = made_node(
         torch::autograd::collect_next_edges(*tensors[0], *tensors[1], *tensors[2]), Owned(Py_NewRef(options)),
         Owned(Py_NewRef(scores)), given[8] == Py_True);
     for (int i = 3; i < 5; ++i) torch::autograd::set_history(*tensors[i], node);

@@ -82,16 +82,6 @@ def test_what_else_is_missing_is_named(unprepared, monkeypatch, holder, name, va
     assert re.match(words, fast_path.missing)
 
 
-def test_a_torch_whose_nodes_are_others_is_named(unprepared, monkeypatch):
-    monkeypatch.setattr(fast_path, "extension", object())
-    monkeypatch.setattr(fast_path, "node", None)
-    monkeypatch.setattr(fast_path, "node_missing", fast_path.NOT_ASKED)
-    monkeypatch.setattr(fast_path, "NODE_HEADER", "no/such.h")
-    fast_path._load_node()
-    assert fast_path.node is None
-    assert re.match(r"torch .* has no no/such.h; torch 2.13 has", fast_path.node_missing)
-
-
 def test_without_a_compiler_calls_go_through_python(unprepared, monkeypatch):
     monkeypatch.setenv("NVCC_CCBIN", "no-such-compiler")
     fast_path.load()
