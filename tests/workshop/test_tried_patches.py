@@ -1,5 +1,6 @@
-"""The repository's patches of what was tried: each is in a log, and makes its rung again."""
+"""The repository's patches of what was tried: each is in a log or on a page, and makes its rung again."""
 
+import re
 import subprocess
 
 import pytest
@@ -8,8 +9,9 @@ from flashladder.common import own
 from flashladder.common.catalog import find, schema
 from flashladder.common.compiler.sources import Sources
 from flashladder.common.errors import ConfigError
-from flashladder.common.paths import ROOT, VERSIONS
+from flashladder.common.paths import CUDA_HEADERS, ROOT, VERSIONS
 from flashladder.common.records.log import Log
+from flashladder.common.report.pages import documents
 from flashladder.common.workshop import scaffold, tried
 
 LOGS = sorted(VERSIONS.glob("*/[0-9]*/tried.csv"))
@@ -24,6 +26,10 @@ KEPT = [
     for log in LOGS
     for row in rows(log).drop_duplicates("patch").itertuples()
     if row.patch
+]
+
+WITHOUT_A_LOG = [
+    path for path in sorted(VERSIONS.glob("*/[0-9]*/tried/*.patch")) if path.parents[1] / "tried.csv" not in LOGS
 ]
 
 
@@ -59,6 +65,19 @@ def test_a_kept_patch_fits_its_rung_or_that_of_its_commit(row, patch, tmp_path, 
     else:
         assert tried.patch(made, find(row.parent)), "it changes something"
     assert not misfit or has_changed(find(row.parent), row.commit), misfit
+
+
+@pytest.mark.git
+@pytest.mark.parametrize("patch", WITHOUT_A_LOG, ids=lambda patch: patch.stem)
+def test_a_patch_without_a_log_fits_the_rung_of_the_commit_that_its_page_names(patch, tmp_path):
+    rung = patch.parents[1]
+    (commit,) = re.findall(r"the rung as it was at commit (\w+)", (rung / documents.PAGE).read_text())
+    changes = scaffold._changes(patch)
+    for name in changes:
+        places = (folder.relative_to(ROOT) / name for folder in (rung, rung.parent / "cuda", CUDA_HEADERS))
+        if text := next(filter(None, (git("show", f"{commit}:{place.as_posix()}") for place in places)), None):
+            (tmp_path / name).write_bytes(text)
+    scaffold._apply(patch, changes, tmp_path)
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.parent.name[:2])
