@@ -21,6 +21,18 @@ def seqlens(problem: Problem) -> tuple[int, ...]:
     return problem.seqlens_k or (problem.seqlen_k - seqlen_new(problem),) * problem.batch
 
 
+def seqlens_q(problem: Problem) -> tuple[int, ...]:
+    """How many rows each sequence has: as many, where a problem does not say."""
+    if not problem.packed_q:
+        return (problem.seqlen_q,) * problem.batch
+    return problem.seqlens_q or (problem.seqlen_q // problem.batch,) * problem.batch
+
+
+def packed_rows(problem: Problem) -> int:
+    """The rows that share a head of K: those of all heads in its group."""
+    return problem.num_heads // problem.num_heads_k * problem.seqlen_q
+
+
 def seqlen_new(problem: Problem) -> int:
     """How many keys each sequence is to be given."""
     return int(problem.seqlen_new) if problem.new_keys else 0
@@ -79,4 +91,4 @@ def num_parts(problem: Problem) -> int:
 def tiles(problem: Problem) -> int:
     """How many tiles of rows a sequence has, over all heads of K."""
     asked: Any = problem.asked  # of decode or MLA, which have tiles of other sizes
-    return asked.row_tiles(problem, asked.tile_rows) // problem.batch
+    return max(1, asked.row_tiles(problem, asked.tile_rows) // problem.batch)

@@ -9,7 +9,7 @@ from flashladder.common.problem.problem import Problem
 pytestmark = pytest.mark.slow
 
 BY_TMA = ("decode/08", "decode/09")
-ASKED = ("decode/06", "decode/07", *BY_TMA, "decode/10", "mla/00", "mla/01", "mla/02")
+ASKED = ("decode/06", "decode/07", *BY_TMA, "decode/10", "decode/15", "mla/00", "mla/01", "mla/02")
 DEPENDENT = ("decode/07", *BY_TMA)
 SIZES = {
     "decode": {"seqlen_q": 1, "num_heads": 2, "num_heads_k": 1, "head_dim": 64},
@@ -17,10 +17,11 @@ SIZES = {
 }
 
 
-def kernel(name, entry, *lengths, parts=2):
-    """Of a rung, with sequences of these lengths that are cut into so many parts."""
+def kernel(name, entry, *lengths, parts=2, rows=()):
+    """Of a rung, with sequences of these lengths that are cut into so many parts, or have so many rows."""
     ladder = name.partition("/")[0]
-    problem = Problem(**SIZES[ladder], seqlens_k=lengths, options={"num_splits": parts}, operation=ladder)
+    options = {"num_splits": parts, **({"packed_q": True, "paged": True} if rows else {})}
+    problem = Problem(**SIZES[ladder], seqlens_q=rows, seqlens_k=lengths, options=options, operation=ladder)
     return OneKernel(name, entry, problem)
 
 
@@ -29,6 +30,8 @@ def main(name):
     producer's loop four times in 11; mla has one place or two."""
     if name in BY_TMA:
         return kernel(name, "attention_decode", 690, parts=1)
+    if name == "decode/15":
+        return kernel(name, "attention_decode", 400, 100, parts=0, rows=(20, 50))
     return kernel(name, "attention_decode", 590, 100) if "decode" in name else kernel(name, "attention_mla", 300)
 
 

@@ -42,6 +42,12 @@ LATENT = {"operation": "mla", "seqlens_k": (5, 9), "seqlen_q": 1, "head_dim": 96
             "o lse",
             "k_cache v_cache",
         ),
+        (
+            {**CACHE, "sinks": True, "seqlens_q": (3, 0), "options": {"packed_q": True, "paged": True}},
+            "q k_cache v_cache cache_seqlens block_table cu_seqlens_q sinks",
+            "o lse",
+            "",
+        ),
         ({**LATENT, "lse": False}, "q k_cache v_cache cache_seqlens block_table", "o", ""),
     ],
 )

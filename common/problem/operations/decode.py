@@ -11,16 +11,21 @@
     rotary_cos     (rotary_positions, rotary_dim / 2), and rotary_sin, with rotary: by which Q and k_new are turned
     lse            (batch, num_heads, seqlen_q), fp32
 
+With packed_q the rows of all sequences lie one behind the other in a batch of one: q and o are (1, seqlen_q, num_heads,
+head_dim), lse is (1, num_heads, seqlen_q). Sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1], (batch + 1),
+int32. Rows behind the last one see no key.
+
 A paged cache is (num_pages, page_size, num_heads_k, head_dim). Keys i * page_size to (i + 1) * page_size of sequence b
 are page block_table[b, i], int32. Under the causal rule the last row sees all keys, and each row before it one less;
 windows and distances of ALiBi are aligned to the end alike. New keys have the positions from cache_seqlens on. So have
 rows of Q under a causal mask or a window; else all of them have the first of these. A row beyond the last of the
-rotary_positions turns as that one.
+rotary_positions turns as that one. Sinks are a logit a head, (num_heads), fp32, which joins the sum of each row.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -37,19 +42,30 @@ from flashladder.common.problem.decode_sizes import (
     num_pages,
     num_parts,
     num_splits,
+    packed_rows,
     rotary_dim,
     rotary_positions,
     seqlen_new,
     seqlens,
+    seqlens_q,
     target_parts,
 )
 from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.operations import forward
-from flashladder.common.problem.operations.forward import SLOPES, Forward, attention, draw_slopes, lse_of, of_features
+from flashladder.common.problem.operations.forward import (
+    SINKS,
+    SLOPES,
+    Forward,
+    attention,
+    draw_sinks,
+    draw_slopes,
+    lse_of,
+    of_features,
+)
 from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, LSE, Option, Problem
 from flashladder.common.problem.rotary import Rotary
 
-LENGTHS, LEFTPAD = "cache_seqlens", "cache_leftpad"
+LENGTHS, LEFTPAD, STARTS = "cache_seqlens", "cache_leftpad", "cu_seqlens_q"
 CACHES = ("k_cache", "v_cache")
 NEW = ("k_new", "v_new")
 ROTARY = ("rotary_cos", "rotary_sin")
@@ -60,7 +76,7 @@ class Decode(Forward):
     """Beyond a sequence's length the cache holds anything: NaN in drawn inputs."""
 
     name = "decode"
-    features: ClassVar[tuple[str, ...]] = (*BOUNDS, "seqlens_k")
+    features: ClassVar[tuple[str, ...]] = (*BOUNDS, "sinks", "seqlens_q", "seqlens_k")
     layouts = buffers.LAYOUTS
     options: ClassVar[tuple[Option, ...]] = (
         Option("paged", bool, "the cache consists of pages, which a block table finds", default=False),
@@ -74,9 +90,10 @@ class Decode(Forward):
         Option("rotary_dim", int, "columns that turn; 0: all", minimum=0, default=0),
         Option("rotary_interleaved", bool, "neighbouring columns turn together", default=False),
         Option("rotary_positions", int, "of angles, where more than the cache has room for", minimum=0, default=0),
+        Option("packed_q", bool, "the rows of all sequences lie one behind the other", default=False),
         Option("num_splits", int, "parts of the keys that are computed apart; 0: by the sizes", minimum=0, default=0),
     )
-    sizes = ("num_splits", "num_parts", "target_parts", "seqlen_new")
+    sizes = ("num_splits", "num_parts", "target_parts", "seqlen_new", "packed_rows")
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k_cache"), ("v_cache", "o"))
     tile_rows: ClassVar[int] = 16  # of Q, that a CTA has
     unit = BANDWIDTH
@@ -86,18 +103,22 @@ class Decode(Forward):
 
     def implied(self, problem: Problem) -> dict[str, Any]:
         """The number of sequences, and room for the longest, from their lengths."""
-        lengths = problem.seqlens_k
+        lengths, rows = problem.seqlens_k, problem.seqlens_q
+        for name, found in (("seqlens_k", lengths), ("seqlens_q", rows)):
+            if found and min(found) < 0:
+                raise UnsupportedProblemError(f"{name}={found}: no sequence is shorter than 0")
+        of_rows = {"batch": len(rows), "seqlen_q": max(1, sum(rows))} if rows else {}
         if not lengths:
-            return {}
-        if min(lengths) < 0:
-            raise UnsupportedProblemError(f"seqlens_k={lengths}: no sequence is shorter than 0")
+            return of_rows
+        if rows and len(rows) != len(lengths):
+            raise UnsupportedProblemError(f"seqlens_q are {len(rows)}, seqlens_k {len(lengths)} lengths")
         new = seqlen_new(problem)
         room = max(1, max(lengths) + new) if problem.seqlen_k is None else problem.seqlen_k
         if max(lengths) + new > room:
             raise UnsupportedProblemError(
                 f"seqlens_k={lengths} and {new} new keys: the cache has room for seqlen_k={room} keys"
             )
-        return {"batch": len(lengths), "seqlen_k": room}
+        return {**of_rows, "batch": len(lengths), "seqlen_k": room}
 
     def check(self, problem: Problem) -> None:
         """There are pages for the sequences, where the problem says how long they are, and an angle for each place."""
@@ -109,6 +130,10 @@ class Decode(Forward):
             )
         if problem.rotary:
             _check_rotary(problem)
+        if problem.seqlens_q and not problem.packed_q:
+            raise UnsupportedProblemError(
+                f"seqlens_q={problem.seqlens_q}: sequences with rows of their own are packed_q=true"
+            )
 
     def of_length(self, seqlen: int, tokens: int) -> dict[str, Any]:
         """One row against so many keys."""
@@ -122,7 +147,7 @@ class Decode(Forward):
         """The longest, where the problem says how long they are, in pages of its own."""
         longest = tuple(sorted(problem.seqlens_k)[-1:])
         options = tuple({**dict(problem.options), "num_pages": 0}.items())
-        return dataclasses.replace(problem, batch=1, seqlens_k=longest, options=options)
+        return dataclasses.replace(problem, batch=1, seqlens_q=(), seqlens_k=longest, options=options)
 
     def argument(self, problem: Problem, name: str) -> Any:
         """What is 0 in a problem, as the sizes decide it."""
@@ -135,24 +160,26 @@ class Decode(Forward):
             "rotary_positions": rotary_positions,
             "num_pages": num_pages,
             "max_pages": max_pages,
+            "packed_rows": packed_rows,
         }
         return decided[name](problem) if name in decided else super().argument(problem, name)
 
     def flops(self, problem: Problem) -> float:
         """The sum over the sequences, as if none had padding."""
-        return sum(forward.OPERATION.flops(_alone(problem, length)) for length in all_keys(problem) if length)
+        each = zip(seqlens_q(problem), all_keys(problem), strict=True)
+        return sum(forward.OPERATION.flops(_alone(problem, rows, keys)) for rows, keys in each if rows and keys)
 
     def bytes_moved(self, problem: Problem) -> float:
         """K and V of the keys that some row may see. All else is small beside it."""
         p = problem
-        most = p.seqlen_k if p.window_left is None else p.window_left + p.seqlen_q
-        keys = sum(min(length, most) for length in all_keys(p))
+        beyond = p.seqlen_k if p.window_left is None else p.window_left
+        keys = sum(min(length, beyond + rows) for rows, length in zip(seqlens_q(p), all_keys(p), strict=True) if rows)
         return float(keys * p.num_heads_k * (p.head_dim + p.head_dim_v) * p.tensors[CACHES[0]].dtype.itemsize)
 
     def row_tiles(self, problem: Problem, block_m: int) -> int:
         """The rows of heads that share K are in one tile."""
         p = problem
-        return p.batch * p.num_heads_k * math.ceil(p.num_heads // p.num_heads_k * p.seqlen_q / block_m)
+        return p.num_heads_k * sum(math.ceil(p.num_heads // p.num_heads_k * rows / block_m) for rows in seqlens_q(p))
 
     def tensors(self, problem: Problem) -> dict[str, Tensor]:
         """Each in a buffer of its own. With new keys the caches are updated."""
@@ -163,8 +190,9 @@ class Decode(Forward):
             return Tensor(laid_out(p.layout, (batch, seqlen, heads, columns), ROW_BYTES // dtype.itemsize), dtype, role)
 
         rows: tuple[int, int] = (num_pages(p), p.page_size) if p.paged else (p.batch, p.seqlen_k)
+        of_q = 1 if p.packed_q else p.batch
         found = {
-            "q": laid(p.batch, p.seqlen_q, p.num_heads, p.head_dim, dtype),
+            "q": laid(of_q, p.seqlen_q, p.num_heads, p.head_dim, dtype),
             CACHES[0]: dataclasses.replace(laid(*rows, p.num_heads_k, p.head_dim, cached, role), stays=True),
             CACHES[1]: dataclasses.replace(laid(*rows, p.num_heads_k, p.head_dim_v, cached, role), stays=True),
             LENGTHS: Tensor(contiguous(p.batch), torch.int32),
@@ -173,6 +201,8 @@ class Decode(Forward):
             found[TABLE] = Tensor(contiguous(p.batch, max_pages(p)), torch.int32)
         if p.leftpad:
             found[LEFTPAD] = Tensor(contiguous(p.batch), torch.int32)
+        if p.packed_q:
+            found[STARTS] = Tensor(contiguous(p.batch + 1), torch.int32)
         found |= of_features(p)
         if p.fp8_cache:
             found |= dict.fromkeys(DESCALES.values(), Tensor(contiguous(p.batch, p.num_heads_k), torch.float32))
@@ -181,8 +211,8 @@ class Decode(Forward):
             found |= {NEW[0]: laid(*new, p.head_dim, dtype), NEW[1]: laid(*new, p.head_dim_v, dtype)}
         if p.rotary:
             found |= dict.fromkeys(ROTARY, Tensor(contiguous(rotary_positions(p), rotary_dim(p) // 2), dtype))
-        found["o"] = laid(p.batch, p.seqlen_q, p.num_heads, p.head_dim_v, dtype, OUTPUT)
-        return {**found, LSE: lse_of(p, p.batch, p.num_heads, p.seqlen_q)}
+        found["o"] = laid(of_q, p.seqlen_q, p.num_heads, p.head_dim_v, dtype, OUTPUT)
+        return {**found, LSE: lse_of(p, of_q, p.num_heads, p.seqlen_q)}
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
         """Each sequence as its family designs it, in pages that lie in random order; NaN in padding."""
@@ -192,8 +222,12 @@ class Decode(Forward):
         tensors[LENGTHS].copy_(torch.tensor(seqlens(p), dtype=torch.int32))
         if p.paged:
             draw_table(p, tensors[TABLE], generator)
+        if p.packed_q:
+            tensors[STARTS].copy_(torch.tensor([0, *itertools.accumulate(seqlens_q(p))], dtype=torch.int32))
         if p.alibi:
             draw_slopes(tensors[SLOPES], generator)
+        if p.sinks:
+            draw_sinks(tensors[SINKS], generator)
         padding = [0] * p.batch
         if p.leftpad:
             drawn = torch.rand(p.batch, generator=generator, device=generator.device)
@@ -204,9 +238,10 @@ class Decode(Forward):
         for sequence, (length, end) in enumerate(zip(seqlens(p), all_keys(p), strict=True)):
             shapes = ((1, max(1, end), p.num_heads_k, columns) for columns in (p.head_dim, p.head_dim_v))
             k, v = (torch.empty(shape, dtype=DTYPES[p.dtype], device=generator.device) for shape in shapes)
-            q = torch.empty((1, *tensors["q"].shape[1:]), dtype=DTYPES[p.dtype], device=generator.device)
+            rows = _rows(p, tensors, tensors["q"], sequence)
+            q = torch.empty(rows.shape, dtype=DTYPES[p.dtype], device=generator.device)
             self._design(p, q, k, v, generator)
-            tensors["q"][sequence].copy_(q[0])
+            rows.copy_(q)
             for name, keys in zip(CACHES, (k, v), strict=True):
                 keys[:, : padding[sequence]] = math.nan
                 write(p, tensors, name, sequence, keys[0, :length])
@@ -222,19 +257,30 @@ class Decode(Forward):
         new = [tensors[name] for name in NEW if p.new_keys]
         if p.rotary:
             q, new[0] = _turned(p, tensors)
-        o = torch.zeros((p.batch, p.seqlen_q, p.num_heads, p.head_dim_v), dtype=dtype, device=q.device)
-        lse = torch.full((p.batch, p.num_heads, p.seqlen_q), -math.inf, dtype=dtype, device=q.device)
+        found = {name: torch.zeros(p.tensors[name].shape, dtype=dtype, device=q.device) for name in ("o", LSE)}
+        found[LSE] += tensors[SINKS][:, None] if p.sinks else -math.inf
         padding = tensors[LEFTPAD].tolist() if p.leftpad else [0] * p.batch
         for sequence, (length, begin) in enumerate(zip(tensors[LENGTHS].tolist(), padding, strict=True)):
-            if (end := length + seqlen_new(p)) > begin:
+            rows = _rows(p, tensors, q, sequence)
+            if (end := length + seqlen_new(p)) > begin and rows.shape[1]:
                 lying = [[read(p, tensors, name, sequence, length)] if length else [] for name in CACHES]
                 for places, keys in zip(lying, new, strict=False):
                     places.append(keys[sequence])
                 k, v = (torch.cat(places)[None, begin:] for places in lying)
-                one = slice(sequence, sequence + 1)
-                parts = {"q": q[one], "k": k, "v": v} | ({SLOPES: tensors[SLOPES][one]} if p.alibi else {})
-                o[one], lse[one] = attention(_alone(p, end - begin), parts, dtype)
-        return {"o": o, "lse": lse}
+                parts = {"q": rows, "k": k, "v": v, **{name: tensors[name] for name in (SINKS,) if p.sinks}}
+                parts |= {SLOPES: tensors[SLOPES][sequence : sequence + 1]} if p.alibi else {}
+                o, lse = attention(_alone(p, rows.shape[1], end - begin), parts, dtype)
+                for x, rows_of_x in ((found["o"], o), (found[LSE].mT, lse.mT)):
+                    _rows(p, tensors, x, sequence).copy_(rows_of_x)
+        return found
+
+
+def _rows(problem: Problem, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, sequence: int) -> torch.Tensor:
+    """Of one sequence those of x, (batch, seqlen_q, ...), as of a batch of one."""
+    if not problem.packed_q:
+        return x[sequence : sequence + 1]
+    begin, end = tensors[STARTS][sequence : sequence + 2].tolist()
+    return x[:, begin:end]
 
 
 def _check_rotary(problem: Problem) -> None:
@@ -267,11 +313,10 @@ def _turned(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> list[torch
     return made
 
 
-def _alone(problem: Problem, length: int) -> Problem:
+def _alone(problem: Problem, rows: int, keys: int) -> Problem:
     """Of one sequence, all of whose keys lie together."""
-    return dataclasses.replace(
-        problem, operation=forward.OPERATION.name, options=(), batch=1, seqlen_k=length, seqlens_k=(), layout="bshd"
-    )
+    sizes: dict[str, Any] = {"batch": 1, "seqlen_q": rows, "seqlen_k": keys, "seqlens_q": (), "seqlens_k": ()}
+    return dataclasses.replace(problem, operation=forward.OPERATION.name, options=(), layout="bshd", **sizes)
 
 
 OPERATION = Decode()

@@ -108,8 +108,8 @@ class Forward(Operation):
         self._design(p, tensors["q"], tensors["k"], tensors["v"], generator)
         if p.alibi:
             draw_slopes(tensors[SLOPES], generator)
-        if p.sinks:  # of a few nats
-            tensors[SINKS].copy_(3 * torch.randn(p.num_heads, generator=generator, device=generator.device))
+        if p.sinks:
+            draw_sinks(tensors[SINKS], generator)
 
     def _design(
         self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator
@@ -172,6 +172,11 @@ def attention(
 def draw_slopes(slopes: torch.Tensor, generator: torch.Generator) -> None:
     """From 1 down to 2^-8, as the paper's are."""
     slopes.copy_(torch.exp2(-8 * torch.rand(slopes.shape, generator=generator, device=generator.device)))
+
+
+def draw_sinks(sinks: torch.Tensor, generator: torch.Generator) -> None:
+    """Of a few nats."""
+    sinks.copy_(3 * torch.randn(sinks.shape, generator=generator, device=generator.device))
 
 
 def heads_of(

@@ -6,7 +6,7 @@
 #include "pages.cuh"
 #include "equal_parts.cuh"
 #include "last_cta.cuh"
-#include "seen_keys.cuh"
+#include "skipped_keys.cuh"
 #include "tile/gemm.cuh"
 #include "warp_copy.cuh"
 #include "warp_sums.cuh"

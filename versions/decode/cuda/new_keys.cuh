@@ -1,7 +1,7 @@
 // New keys of each sequence, which come behind those in its cache, and rotary embeddings (Su et al., arXiv:2104.09864).
 #pragma once
 #include "packed_rows.cuh"
-#include "seen_keys.cuh"
+#include "skipped_keys.cuh"
 
 // k_new and v_new are (batch, seqlen_new, num_heads_k, head_dim).
 template <class Params>

@@ -1,5 +1,4 @@
-// Which keys rows see, and how: behind padding, within a window, with a softcap or ALiBi. Keys of a sequence count from
-// the first one that any of its rows sees.
+// Which keys rows see, and how: within a window, with a softcap or ALiBi.
 #pragma once
 #include "decode_softmax.cuh"
 #include "pages.cuh"
@@ -23,31 +22,8 @@ struct Sloped : Params {
     FLASHLADDER_FURTHER_FIELDS(Params, alibi_slopes)
 };
 
-// How many places of each sequence's cache are padding, before its first key.
-template <class Params>
-struct Padded : Params {
-    const int *cache_leftpad;
-    FLASHLADDER_FURTHER_FIELDS(Params, cache_leftpad)
-};
-
 using BoundedCache = std::conditional_t<config::window || config::softcap, BoundedKeys<CacheParams>, CacheParams>;
 using SlopedCache = std::conditional_t<config::alibi, Sloped<BoundedCache>, BoundedCache>;
-using PaddedCache = std::conditional_t<config::leftpad, Padded<SlopedCache>, SlopedCache>;
-
-template <class Params>
-struct Seen : Params {
-    // The place in the cache of the first key that a row of the sequence sees: the first row sees furthest back.
-    __device__ int first_key(int sequence) const {
-        const int keys = Params::keys_of(sequence);
-        int first = 0;
-        if constexpr (config::leftpad) first = max(first, Params::cache_leftpad[sequence]);
-        if constexpr (config::window) first = max(first, keys - Params::seqlen_q - Params::window_left);
-        return min(first, keys);
-    }
-    // The keys from there on.
-    __device__ int keys_of(int sequence) const { return Params::keys_of(sequence) - first_key(sequence); }
-};
-using SeenParams = Seen<PaddedCache>;
 
 // What packed rows of a tile see.
 template <class Params, class Tile>
@@ -56,11 +32,13 @@ struct SeenKeys {
     const Tile &tile;
     int keys;  // of the sequence
 
+    __device__ SeenKeys(const Params &params_, const Tile &tile_, int keys_)
+        : params(params_), tile(tile_), keys(keys_) {}
     __device__ SeenKeys(const Params &params_, const Tile &tile_)
-        : params(params_), tile(tile_), keys(params.keys_of(tile.batch)) {}
+        : SeenKeys(params_, tile_, params_.keys_of(tile_.batch)) {}
 
     // The row's own key, which may be before the first one. Masks are aligned to the end.
-    __device__ int own(int i) const { return keys - params.seqlen_q + tile.row(i); }
+    __device__ int own(int i) const { return keys - tile.seqlen_q + tile.row(i); }
     __device__ int first(int i) const {
         if constexpr (config::window) return max(0, own(i) - params.window_left);
         return 0;

@@ -1,0 +1,139 @@
+// Rung 10 for any number of rows: prompts, chunks, drafts and single tokens, which lie one behind the other. A CTA has a
+// tile of packed rows of one sequence, which it finds on the GPU. Its warps have rows of their own, 16 each, and share a
+// ring of blocks of keys, of which each warp looks up and copies a part.
+#include "config.cuh"
+#include "row_tiles.cuh"
+#include "epilogue/store.cuh"
+#include "tile/gemm.cuh"
+#include "tile/rows.cuh"
+#include "warp_copy.cuh"
+
+using namespace config;
+
+constexpr int rows = 16;  // of a warp
+constexpr int num_warps = block_m / rows, num_threads = num_warps * 32;
+constexpr int warp_keys = block_n / num_warps;  // that it copies
+
+using QTile = SwizzledPanels<block_m, head_dim>;
+using KVTile = SwizzledPanels<block_n, head_dim>;
+
+constexpr int stage_size = 2 * KVTile::size;  // K and V
+constexpr Launch tiles{num_threads, (QTile::size + num_stages * stage_size) * sizeof(dtype), block_m, block_n};
+FLASHLADDER_KERNEL(attention_decode, RowParams,
+                   packed_q ? tiles.over("packed_rows // block_m + batch + 1", "num_heads_k", "1")
+                            : tiles.over("cdiv(packed_rows, block_m)", "num_heads_k", "batch"));
+
+extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
+    attention_decode(const __grid_constant__ RowParams params) {
+    extern __shared__ __align__(128) char shared[];
+    dtype *shared_q = reinterpret_cast<dtype *>(shared), *ring = shared_q + QTile::size;
+
+    const int warp = uniform_warp_index();
+    const int number = gridDim.x - 1 - blockIdx.x, head_k = blockIdx.y;  // later rows see more keys: they start first
+    TilePlace at;
+    if constexpr (packed_q)
+        at = TilePlace::find<block_m>(params, number);
+    else
+        at = TilePlace::in_batch(params, number, blockIdx.z);
+    const RowTile<block_m> tile{params, at, head_k};
+    if (!tile.has(0)) return;  // a number of no tile
+    const RowTile<rows> own{params, at, head_k, warp, num_warps};
+    const SeenKeys seen{params, tile, at.keys};
+    const SeenKeys own_seen{params, own, at.keys};
+    const int first_seen = seen.first(0), begin = first_seen / block_n * block_n, end = seen.end(tile.last());
+    const int own_begin = own_seen.first(0), own_end = own.has(0) ? own_seen.end(own.last()) : 0;
+
+    const TensorStride at_k = params.k_cache_stride, at_v = params.v_cache_stride;
+    const dtype *k = static_cast<const dtype *>(params.k_cache) + head_k * at_k.head;
+    const dtype *v = static_cast<const dtype *>(params.v_cache) + head_k * at_v.head;
+    const auto columns = columns_of<narrower>(params), columns_v = columns_of_v<narrower>(params);
+
+    const int warp_row = warp * rows;
+    copy_part_by_warp<QTile, rows>(
+        shared_q, warp_row, [&](int r) { return own.template element<const dtype>(params.q, params.q_stride, r); },
+        [&](int r, int col) { return own.has(r) && columns.has(col); });
+    cp_async_commit();
+
+    // Where the keys of a step begin. Their tiles are those of the step num_stages before.
+    const int first_copied = warp * warp_keys;
+    auto first_key = [&](int step) { return begin + step * block_n; };
+    auto tiles_of = [&](int step) { return ring + step % num_stages * stage_size; };
+    auto find = [&](int step) {
+        const int key = first_key(step) + first_copied + lane_index();
+        return key < first_seen ? KeyPlace{0, 0} : KeyPlace::find(params, tile.batch, key, end);
+    };
+    KeyPlace place = find(0);  // of the lane's key in the next copy
+    auto load = [&](int step) {
+        const int first = first_key(step) + first_copied;
+        // What is before a window may be anything, and 0 * V must be 0.
+        auto is_seen = [&](int r) { return first + r >= first_seen && first + r < end; };
+        if (first_key(step) < end) {
+            dtype *to = tiles_of(step);
+            copy_part_by_warp<KVTile, warp_keys>(
+                to, first_copied, [&](int r) { return place.row_of(r, k, at_k); },
+                [&](int r, int col) { return is_seen(r) && columns.has(col); });
+            copy_part_by_warp<KVTile, warp_keys>(
+                to + KVTile::size, first_copied, [&](int r) { return place.row_of(r, v, at_v); },
+                [&](int r, int col) { return is_seen(r) && columns_v.has(col); });
+        }
+        cp_async_commit();  // a group a step, also an empty one, so that they can be counted
+        place = find(step + 1);
+    };
+    for (int step = 0; step < num_stages - 1; ++step) load(step);
+    cp_async_wait<num_stages - 1>();
+    __syncwarp();  // the warp's rows of Q are there
+
+    QOperand<rows, head_dim, head_dim <= 128 ? 0 : 2, HoistedReader<QTile, dtype>, 1> q_operand;
+    KOperand<block_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>> k_operand;
+    VOperand<head_dim, block_n, 2, HoistedReader<KVTile, dtype>> v_operand;
+    q_operand.start(shared_q, warp_row);
+
+    Accumulator<rows, head_dim> o;
+    o.clear();
+    const Softcap<softcap> score{params};
+    const LaneBias bias{own_seen, score.scale};
+    const LaneSees sees{own_seen};
+    DecodeSoftmax softmax{score.scale};
+
+    for (int step = 0; first_key(step) < end; ++step) {
+        const int first = first_key(step);
+        cp_async_wait<num_stages - 2>();
+        __syncthreads();  // the keys are there for every warp, and none reads those of the step before any more
+        load(step + num_stages - 1);
+        if (first >= own_end || first + block_n <= own_begin) continue;  // keys of other warps' rows
+        k_operand.reader.start(tiles_of(step));
+        v_operand.reader.start(tiles_of(step) + KVTile::size);
+
+        Accumulator<rows, block_n> s;
+        s.clear();
+        gemm<dtype, head_dim>(s, q_operand, k_operand);
+        score.apply(s);
+        bias.add(s, first);
+        sees.hide(s, first);
+        softmax.update(s, o);
+        auto p = round_to_operand<dtype>(s);
+        gemm<dtype, block_n>(o, p, v_operand);
+    }
+    if (!own.has(0)) return;
+
+    each_row([&](int h) {
+        const int i = h * 8 + accumulator_row();
+        const float sum = quad_sum(softmax.l[0][h]);
+        float lse = softmax.m[0][h] + __log2f(sum), share = sum > 0.0f ? 1.0f / sum : 0.0f;
+        if constexpr (sinks) {
+            Sink<sinks> sink;
+            sink.take(params, own.head(i));
+            share *= sink.share(lse);
+            lse = sink.in_log(lse);
+        }
+        scale_row(o, h, share);
+        if (params.lse != nullptr && lane_index() % 4 == 0 && own.has(i)) params.lse[own.in_lse(params, i)] = lse * ln_2;
+    });
+
+    // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
+    store_to_shared<QTile>(shared_q, warp_row, o);
+    __syncwarp();
+    store_part_by_warp<QTile, rows>(
+        shared_q, warp_row, [&](int r) { return own.template element<dtype>(params.o, params.o_stride, r); },
+        [&](int r, int col) { return own.has(r) && columns_v.has(col); });
+}
