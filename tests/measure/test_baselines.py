@@ -213,3 +213,22 @@ def test_a_missing_package_is_named_with_its_install_line(on_hopper):
 def test_an_unknown_name_lists_what_there_is():
     with pytest.raises(ConfigError, match=r"no baseline fa5; did you mean fa4\? There are fa2, cudnn, math"):
         baselines.find("fa5", "forward")
+
+
+ROWS = decode(seqlens_q=(5, 0, 1), options={**PAGED, "packed_q": True})
+
+
+@pytest.mark.parametrize("name", baselines.of("decode"))
+def test_one_library_is_given_rows_of_many_sequences(on_hopper, name):
+    refusal = baselines.find(name, "decode").refusal(ROWS)
+    assert refusal is None if name == "fa3" else "is asked for no rows that lie one behind the other" in refusal
+
+
+def test_it_is_told_where_rows_begin(on_hopper, monkeypatch):
+    def with_kvcache(q, k, v, *, cache_seqlens, cu_seqlens_q, max_seqlen_q, page_table, **options):
+        assert (cu_seqlens_q.tolist(), max_seqlen_q, options["num_splits"]) == ([0, 5, 5, 6], 5, 0)
+        return q + 1
+
+    tensors, baseline = make_inputs(ROWS), baselines.find("fa3", "decode")
+    monkeypatch.setattr(type(baseline), "_import", lambda _: SimpleNamespace(flash_attn_with_kvcache=with_kvcache))
+    assert torch.equal(baseline.prepare(ROWS, tensors)().o, tensors.q + 1)

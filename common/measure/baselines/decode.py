@@ -15,6 +15,7 @@ from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce,
 from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
 from flashladder.common.measure.baselines.forward import Output
 from flashladder.common.problem.config import listing
+from flashladder.common.problem.decode_sizes import seqlens_q
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 
@@ -23,8 +24,14 @@ def _takes_16_bits(problem: Problem) -> str | None:
     return "is asked for no 8-bit caches here" if problem.fp8_cache else None
 
 
-def _takes_full_caches(problem: Problem) -> str | None:
+def _takes_a_batch(problem: Problem) -> str | None:
     if reason := _takes_16_bits(problem):
+        return reason
+    return "is asked for no rows that lie one behind the other here" if problem.packed_q else None
+
+
+def _takes_full_caches(problem: Problem) -> str | None:
+    if reason := _takes_a_batch(problem):
         return reason
     if problem.paged:
         return "reads no pages"
@@ -66,7 +73,8 @@ def _sdpa(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 
 def _with_kvcache(table: str, module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     """flash_attn_with_kvcache; `table` is its name for a block table."""
-    caches = tensors.q, tensors.k_cache, tensors.v_cache
+    q = tensors.q[0] if problem.packed_q else tensors.q
+    caches = q, tensors.k_cache, tensors.v_cache
     options = {
         "cache_seqlens": tensors.cache_seqlens,
         "softmax_scale": problem.softmax_scale,
@@ -75,15 +83,17 @@ def _with_kvcache(table: str, module: Any, problem: Problem, tensors: Tensors) -
     }
     if problem.paged:
         options[table] = tensors.block_table
+    if problem.packed_q:
+        options |= {"cu_seqlens_q": tensors.cu_seqlens_q, "max_seqlen_q": max(seqlens_q(problem))}
 
     def run() -> Output:
-        return Output(module.flash_attn_with_kvcache(*caches, **options))
+        return Output(module.flash_attn_with_kvcache(*caches, **options).view_as(tensors.o))
 
     return run
 
 
 def _takes_one_row(problem: Problem) -> str | None:
-    if reason := _takes_16_bits(problem):
+    if reason := _takes_a_batch(problem):
         return reason
     if problem.seqlen_q > 1:
         return f"reads one row a sequence, not {problem.seqlen_q}"
@@ -152,7 +162,7 @@ BASELINES = by_name(
         package="flash-attn",
         install=OF_FORWARD["flash-attn"].install,
         bind=partial(_with_kvcache, "block_table"),
-        refuses=_takes_16_bits,
+        refuses=_takes_a_batch,
     ),
     _baseline(
         name="fa3",
