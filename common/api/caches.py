@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashladder.common.api import gradients, sequences, validate
+from flashladder.common.api import gradients, validate
 from flashladder.common.api.validate import can_look_at
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.fp8 import FP8, quantised
@@ -49,6 +49,7 @@ def cache_of(
     block_table: torch.Tensor | None,
     cache_batch_idx: torch.Tensor | None,
     dtype: torch.dtype | None = None,
+    any_columns_of_v: bool = False,
 ) -> Cache:
     """That of the sequences of q, (batch, seqlen_q, heads, head_dim), of the type of q, unless one is given.
 
@@ -63,7 +64,8 @@ def cache_of(
         raise validate.misshapen("q", q, validate.BATCH)
     layout = _WHOLE if block_table is None else _PAGES
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.dim() != 4 or validate.differ(cache.shape, k_cache.shape):
+        dimensions = 3 if any_columns_of_v else 4
+        if cache.dim() != 4 or validate.differ(cache.shape[:dimensions], k_cache.shape[:dimensions]):
             raise UnsupportedProblemError(f"{name} has shape {tuple(cache.shape)}; both caches are {layout}")
         if (cache.dtype, cache.device) != (wanted := (dtype or q.dtype, q.device)):
             like = "q" if dtype is None else "k_cache"
@@ -117,8 +119,8 @@ def _is_among(shape: torch.Size, shapes: Sequence[Sequence[int]]) -> bool:
     return False
 
 
-def check_pages(cache: Cache, lengths: torch.Tensor) -> None:
-    """UnsupportedProblemError where the page of one of so many keys, (batch), is no number of a page.
+def check_pages(cache: Cache, lengths: torch.Tensor, least: int = -1) -> None:
+    """UnsupportedProblemError where the page of one of so many keys, (batch), is no number of a page, from `least` on.
 
     Entries behind them may be anything.
     """
@@ -126,7 +128,7 @@ def check_pages(cache: Cache, lengths: torch.Tensor) -> None:
         return
     num_pages, page_size = cache.k.shape[:2]
     used = cache.table[page_size * torch.arange(cache.table.shape[1]) < lengths[:, None]]
-    if not ((used >= -1) & (used < num_pages)).all():
+    if not ((used >= least) & (used < num_pages)).all():
         raise UnsupportedProblemError(
             f"block_table has pages {int(used.min())} to {int(used.max())}; the cache has {num_pages}, from 0, and -1 "
             "is none"
@@ -266,32 +268,3 @@ def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, lengths: torch.Tensor
         if descale is not None:  # torch has no index_put_ of 8-bit floats everywhere
             memory, numbers = (x.view(torch.uint8) for x in (into, quantised(new, descale[:, None]).flatten(0, 1)))
         memory.index_put_(where, torch.where(is_new, numbers[source], memory[where]))
-
-
-def gathered(
-    k: torch.Tensor, v: torch.Tensor, block_table: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_k: int
-) -> tuple[torch.Tensor, ...]:
-    """Copies of the keys of packed sequences, (total_k, heads_k, head_dim), out of pages.
-
-    While a CUDA graph is captured or torch compiles nobody knows total_k. There is room for max_seqlen_k keys of each
-    sequence then.
-    """
-    k, v = validate.tensors(k=k, v=v)
-    cu_seqlens_k = sequences.validate_starts("cu_seqlens_k", cu_seqlens_k, k.device)
-    batch, longest = cu_seqlens_k.shape[0] - 1, validate.rows("max_seqlen_k", max_seqlen_k)
-    cache = cache_of(k.new_empty((batch, 1, 1, 1)), k, v, block_table, None)
-    if validate.surely(longest > room_of(cache)):
-        raise UnsupportedProblemError(
-            f"max_seqlen_k={longest}: block_table has room for {room_of(cache)} keys a sequence"
-        )
-    total = batch * longest
-    if not torch.compiler.is_compiling():
-        total = sequences.validate_bounds("k", cu_seqlens_k, total, longest)
-    check_pages(cache, cu_seqlens_k.diff())
-    place = torch.arange(total, dtype=torch.int32, device=k.device)
-    of = torch.searchsorted(cu_seqlens_k[1:].contiguous(), place, right=True).clamp_(max=batch - 1)
-    keys = (place - cu_seqlens_k[of]).clamp_(0, room_of(cache) - 1)
-    where, is_page = pages_of(cache, of, keys)
-    if can_look_at(block_table) and not is_page.all():
-        raise UnsupportedProblemError("block_table is -1, which is no page, where cu_seqlens_k says that keys are")
-    return k[where], v[where]

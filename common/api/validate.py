@@ -256,22 +256,22 @@ def slopes(alibi_slopes: object, device: torch.device, batch: int, heads: int) -
     return found.expand(batch, heads).contiguous()
 
 
-def sinks(value: object, device: torch.device, heads: int) -> torch.Tensor:
+def sinks(value: object, device: torch.device, heads: int, name: str = "sinks") -> torch.Tensor:
     """Attention sinks as kernels take them, one for each head of q, in fp32, contiguous.
 
     UnsupportedProblemError for what are no sinks of such a q, on this device.
     """
-    found = tensor("sinks", value)
+    found = tensor(name, value)
     if (shape := tuple(found.shape)) != (heads,) or found.dtype not in _SINK_DTYPES:
         raise UnsupportedProblemError(
-            f"sinks is {shape} {found.dtype}; with q it is ({heads},) torch.float32, torch.bfloat16 or torch.float16"
+            f"{name} is {shape} {found.dtype}; with q it is ({heads},) torch.float32, torch.bfloat16 or torch.float16"
         )
-    _require_one_device("sinks", found, device)
-    gradients.refuse_forward_mode(found, what="sinks")
+    _require_one_device(name, found, device)
+    gradients.refuse_forward_mode(found, what=name)
     wide = found.float()
     if can_look_at(found) and (beyond := wide[wide.isfinite() & (wide.abs() > MAX_SINK)]).numel():
         raise UnsupportedProblemError(
-            f"sinks has {beyond[0]:.2g}: kernels hold them in fp32 by powers of 2, which takes up to {MAX_SINK:.2g}"
+            f"{name} has {beyond[0]:.2g}: kernels hold them in fp32 by powers of 2, which takes up to {MAX_SINK:.2g}"
         )
     return wide.contiguous()
 

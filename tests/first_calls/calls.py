@@ -123,6 +123,21 @@ def with_kvcache(p: Problem, t: Tensors, by: Any = plainly, **more: Any) -> dict
     return _named(found) | (caches if p.new_keys else {})
 
 
+def with_pages(p: Problem, t: Tensors) -> dict[str, torch.Tensor]:
+    """`flash_attn_varlen_func` of rows over pages."""
+    names = {
+        "block_table": "block_table",
+        "seqused_k": "cache_seqlens",
+        "alibi_slopes": "alibi_slopes",
+        "s_aux": "sinks",
+    }
+    options = {name: t.get(ours) for name, ours in names.items()}
+    options |= {"causal": p.causal, "window_size": _bounds(p), "softcap": p.softcap, "return_attn_probs": True}
+    caches, lengths = (t["k_cache"], t["v_cache"]), (t["cu_seqlens_q"], None, p.seqlen_q, p.seqlen_k)
+    o, lse, _ = flashladder.flash_attn_varlen_func(t["q"][0], *caches, *lengths, **options)
+    return {"o": o[None], "lse": lse[None]}
+
+
 def with_kvcache_of_more(p: Problem, t: Tensors) -> dict[str, torch.Tensor]:
     """The same of a cache with a sequence more, which `cache_batch_idx` leaves out, in another order."""
     order = torch.arange(p.batch, 0, -1, dtype=torch.int32, device=t["q"].device)

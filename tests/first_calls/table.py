@@ -183,6 +183,11 @@ def _rows() -> list[Row]:
     add_cache(", captured from the second call on", calls.captured_later(calls.with_kvcache), causal=True)
     add_cache(", compiled", by(calls.with_kvcache, by=calls.compiled), causal=True)
 
+    packed_q = {"operation": "decode", "options": {**pages, "packed_q": True}, "causal": True}
+    lengths = {"seqlens_q": (200, 0, 3, 333), "sinks": True, "window_left": 60, "head_dim": 80}
+    add("flash_attn_varlen_func, pages", calls.with_pages, True, seqlens_q=(33, 7), seqlens_k=(1, 70), **packed_q)
+    captured = calls.captured_later(calls.with_pages)
+    add("flash_attn_varlen_func, pages, captured from the second call on", captured, **packed_q, **lengths)
     add("flash_mla_with_kvcache", calls.with_latents, True, operation="mla", options=pages)
     add(
         "flash_mla_with_kvcache, causal, pages of 128",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashladder import flash_attn_with_kvcache, flash_mla_with_kvcache
+from flashladder import flash_attn_varlen_func, flash_attn_with_kvcache, flash_mla_with_kvcache
 from flashladder.common import catalog
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ready
@@ -37,13 +37,21 @@ def with_splits(num_splits):
     flash_attn_with_kvcache(bf16(1, 1, HEADS, COLUMNS), cache, cache, cache_seqlens=9, num_splits=num_splits)
 
 
+def with_rows(count):
+    """As a server's steps: other sequences with other rows."""
+    pages, table = bf16(9, 64, HEADS_K, COLUMNS), torch.zeros(count, 4, dtype=torch.int32)
+    rows = torch.arange(count + 1, dtype=torch.int32) * 7 * count
+    lengths = {"block_table": table, "seqused_k": rows[1:] % 256}
+    flash_attn_varlen_func(bf16(7 * count**2, HEADS, COLUMNS), pages, pages, rows, None, 999, 256, **lengths)
+
+
 def of_batch(batch):
     cache = bf16(batch, 600, HEADS_K, COLUMNS)
     flash_attn_with_kvcache(bf16(batch, 1, HEADS, COLUMNS), cache, cache, cache_seqlens=9)
 
 
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
-@pytest.mark.parametrize("call", [append, with_pages, with_splits, of_batch])
+@pytest.mark.parametrize("call", [append, with_pages, with_splits, with_rows, of_batch])
 def test_a_new_size_makes_nothing_ready(monkeypatch, call, gpu):
     driver = fake_cuda.for_attention(monkeypatch, gpu)
     call(2)

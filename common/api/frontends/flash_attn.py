@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from flashladder.common.api import attention, caches, gradients, validate
+from flashladder.common.api import attention, validate
 from flashladder.common.api.packed import packed_attention
+from flashladder.common.api.paged import paged_attention
 from flashladder.common.errors import UnsupportedProblemError
 
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -104,7 +105,7 @@ def flash_attn_varlen_func(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
@@ -116,38 +117,81 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
+    *,
+    seqused_k: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> _Result:
     """`packed_attention` under flash-attn's name: q is (total_q, heads, head_dim), k and v have total_k and heads_k.
 
-    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). With a block_table, (sequences,
-    max_pages) of int32, k and v are pages, (num_pages, page_size, heads_k, head_dim). Kernels for many rows read none,
-    so the keys of all sequences are copied first, which takes memory for total_k of them.
+    The options are those of `flash_attn_func`; softmax_lse is (heads, total_q). s_aux, (heads,), are attention sinks.
+
+    With a block_table, (sequences, max_pages), k and v are pages, (num_pages, page_size, heads_k, head_dim), with any
+    strides that are multiples of 16 bytes. They are read as they lie, and where all lies on a GPU nothing waits for it:
+    lengths and tables, int32 or int64, are read there alone. seqused_k, (sequences,), says how many keys each sequence
+    has, and cu_seqlens_k is left at None; or cu_seqlens_k does. O goes to `out` where that is given. Rows behind the
+    last sequence, and those that see no key, have O = 0 and a log-sum-exp of -inf, or the sink. Entries of the table
+    behind a sequence's keys are never read. A length beyond the table counts as its end, and a page that is none as the
+    last one; on the CPU both are refused. There is no dropout then, and no gradient.
+
+    Raises UnsupportedProblemError for seqused_k and `out` without a block_table, and what `packed_attention` refuses.
     """
     q, k, v = validate.tensors(q=q, k=k, v=v)
     causal, return_lse = validate.flag("causal", causal), validate.flag("return_attn_probs", return_attn_probs)
     _refuse_probabilities(return_attn_probs, dropout_p)
     if block_table is not None:
-        gradients.refuse(k, v)
-        k, v = caches.gathered(k, v, block_table, cu_seqlens_k, max_seqlen_k)
+        if validate.probability("dropout_p", dropout_p):
+            raise UnsupportedProblemError(
+                f"dropout_p={dropout_p} with a block_table: over pages no weights are dropped"
+            )
+        validate.flag("deterministic", deterministic)
+        result = paged_attention(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_k,
+            block_table,
+            max_seqlen_q,
+            max_seqlen_k,
+            causal=causal,
+            softmax_scale=softmax_scale,
+            window_size=window_size,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=s_aux,
+            out=out,
+        )
+        return _returned(result) if return_lse else result[0]
+    for name, value in (("seqused_k", seqused_k), ("out", out)):
+        if value is not None:
+            raise UnsupportedProblemError(f"{name} is given, but no block_table: without pages kernels take none")
+    if cu_seqlens_k is None:
+        raise UnsupportedProblemError(
+            "cu_seqlens_k is None, but no block_table is given: where do keys of a sequence begin"
+        )
     causal, window = validate.mask(causal, window_size, validate.rows("max_seqlen_k", max_seqlen_k))
-    result = packed_attention(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        causal=causal,
-        window=window,
-        softmax_scale=softmax_scale,
-        softcap=validate.softcap(softcap),
-        alibi_slopes=alibi_slopes,
-        dropout_p=dropout_p,
-        deterministic=deterministic,
-        return_lse=return_lse,
+    return _returned(
+        packed_attention(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            causal=causal,
+            window=window,
+            softmax_scale=softmax_scale,
+            softcap=validate.softcap(softcap),
+            alibi_slopes=alibi_slopes,
+            sinks=s_aux,
+            dropout_p=dropout_p,
+            deterministic=deterministic,
+            return_lse=return_lse,
+        )
     )
-    return _returned(result)
 
 
 def flash_attn_varlen_kvpacked_func(
