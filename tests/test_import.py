@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 import flashladder
 from flashladder.common import lazy
@@ -46,3 +47,5 @@ def test_the_version_is_told(capsys):
     assert capsys.readouterr().out == f"flashladder {flashladder.__version__}\n"
     setup = subprocess.run([sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert setup.stdout.split()[-1] == flashladder.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == flashladder.__version__

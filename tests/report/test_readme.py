@@ -83,6 +83,21 @@ def test_extras_are_quoted_and_there(page):
         assert f'        "{extra}": ' in setup
 
 
+@pytest.mark.parametrize("page", ["README.md", "versions/README.md", "versions/forward/README.md"])
+def test_the_source_of_rungs_01_to_16_is_credited(page):
+    text = " ".join((ROOT / page).read_text().split())
+    assert "in their order" in text
+    assert "(https://github.com/sonnyli/flash_attention_from_scratch)" in text
+
+
+def test_every_source_that_a_rung_names_is_listed():
+    listed = (ROOT / "versions" / "README.md").read_text()
+    for page in (ROOT / "versions").glob("*/*/README.md"):
+        for source in re.findall(r"FlashAttention-[1-4]|FlashMLA|arXiv:[\d.]+|doi\.org/[\w./]+", page.read_text()):
+            name = source.removeprefix("arXiv:").replace("FlashAttention-1", "FlashAttention]")
+            assert name in listed, f"{page}: {source}"
+
+
 def test_the_readme_is_one_page():
     assert len((ROOT / "README.md").read_bytes()) <= MOST_BYTES
 
