@@ -43,6 +43,10 @@ class VerificationError(FlashLadderError):
     """A kernel's output differs from the exact answer by more than the tolerance."""
 
 
+class CheatError(VerificationError):
+    """A kernel looks faster than it is: a timed call did not do the work."""
+
+
 class ResultsError(FlashLadderError):
     """A results file is damaged or cannot be written."""
 

@@ -12,7 +12,7 @@ import torch
 from flashladder.common.catalog import kind_of
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.errors import DeviceError, first_line
-from flashladder.common.measure import l2
+from flashladder.common.measure import clocks, l2
 from flashladder.common.measure.baselines import Baseline, RunOnce
 from flashladder.common.measure.cpu_timer import CpuTimer
 from flashladder.common.measure.references import Configured, Prepared
@@ -100,7 +100,7 @@ class ProblemInstance:
         def faults() -> AbstractContextManager[None]:
             return faults_named(kernel) if self.tensors.device.type == "cuda" else nullcontext()
 
-        with faults():
+        with faults(), clocks.kept(name):
             bind = kernel.prepare if isinstance(kernel, Configured) else partial(on_gpu, kernel)
             launch = bind(self.problem, self.tensors)
 
@@ -110,7 +110,7 @@ class ProblemInstance:
 
         def verified(launch: Callable[[], object]) -> Check:
             self.tensors.poison()
-            with faults():
+            with faults(), clocks.kept(name):
                 launch()
             return verify(self.expected, self.tensors.outputs, self.tensors.buffers)
 

@@ -28,7 +28,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from flashladder.common.errors import VerificationError
+from flashladder.common.errors import CheatError
 from flashladder.common.problem.check import Expected, verify
 from flashladder.common.problem.inputs import Tensors
 
@@ -121,7 +121,7 @@ def _flip(tensor: torch.Tensor, signs: torch.Tensor, out: torch.Tensor) -> None:
 
 
 class SpotChecks:
-    """Those of one contender. VerificationError, naming it, as soon as one fails."""
+    """Those of one contender. CheatError, naming it, as soon as one fails."""
 
     def __init__(self, name: str, launch: Callable[[], object], stage: Stage, seed: int) -> None:
         self._name, self._launch, self._stage = name, launch, stage
@@ -143,7 +143,7 @@ class SpotChecks:
             if not self._is_suspect():
                 return
             self._seen_us, self._new_us = [], []
-        raise VerificationError(
+        raise CheatError(
             f"{self._name} takes {seen} us for inputs that it has seen, and {new} us for new ones: it does not "
             "compute in every timed call"
         )
@@ -163,7 +163,7 @@ class SpotChecks:
     def _on_new(self, timer: Once) -> None:
         self._new_us.append(self._time(timer, self._stage.new))
         if fault := self._stage.fault():
-            raise VerificationError(f"{self._name} {fault}")
+            raise CheatError(f"{self._name} {fault}")
 
     def _on_seen(self, timer: Once) -> None:
         self._seen_us.append(self._time(timer, self._stage.seen))

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 
 from flashladder.common.catalog.schema import Mode
-from flashladder.common.errors import DeviceError, VerificationError
-from flashladder.common.measure import graphs
+from flashladder.common.errors import CheatError, DeviceError
+from flashladder.common.measure import clocks, graphs
 from flashladder.common.measure.l2 import SetAside
 from flashladder.common.measure.nvml import GpuState, Monitor
 from flashladder.common.measure.spot import Queue, SpotChecks, Stage
@@ -211,8 +211,8 @@ def measure(
 ) -> Measurement:
     """Time the contenders against the first of them, by a timer: without one, on the current GPU and stream.
 
-    Outputs are checked before, amid and after; VerificationError names a contender that is wrong, or that looks faster
-    than it is, DeviceError one of ours that no graph holds, and there are no figures.
+    Outputs are checked before, amid and after; VerificationError names a contender that is wrong,
+    CheatError one that looks faster than it is, DeviceError one of ours that no graph holds, and there are no figures.
     """
     for contender in contenders:
         contender.check().require(f"{contender.name}, before it was timed,")
@@ -269,11 +269,12 @@ def _rounds(
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """A foul is this contender's."""
+    """A foul is this contender's, and so is a clock that was replaced."""
     try:
-        yield
+        with clocks.kept(name):
+            yield
     except Foul as foul:
-        raise VerificationError(f"{name} {foul}") from None
+        raise CheatError(f"{name} {foul}") from None
 
 
 def _enough(so_far: Measurement, settings: TimingSettings, seconds: float) -> bool:

@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from flashladder.common.errors import VerificationError
+from flashladder.common.errors import CheatError, VerificationError
 from flashladder.common.measure import contest, spot
 from flashladder.common.measure.baselines.forward import ON_CPU
 from flashladder.common.measure.timing import TimingSettings
@@ -125,6 +125,34 @@ def leaves_work_to_another_thread(problem, tensors):
     return launch
 
 
+def computes_before_it_is_timed(problem, tensors):
+    """All of it, when it is prepared."""
+    honest(problem, tensors)()
+    answers = [tensors.o.clone(), tensors.lse.clone()]
+
+    def launch():
+        tensors.o.copy_(answers[0])
+        tensors.lse.copy_(answers[1])
+
+    return launch
+
+
+def slows_the_clock(problem, tensors):
+    compute, clock = honest(problem, tensors), time.perf_counter
+
+    def launch():
+        compute()
+        time.perf_counter = lambda: clock() / 2
+
+    return launch
+
+
+def slows_the_clock_before(problem, tensors):
+    clock = time.perf_counter
+    time.perf_counter = lambda: clock() / 2
+    return honest(problem, tensors)
+
+
 def takes_no_maximum(problem, tensors):
     """P = exp(S) in fp16: right for normal scores, which are small."""
 
@@ -157,6 +185,7 @@ def test_an_honest_kernel_is_timed(hold):
 SKIPS = "takes .* us for inputs that it has seen, and .* us for new ones: it does not compute in every timed call"
 LATE = "had not written its output when the clock of a timed call stopped"
 STALE = "gave the answer of an earlier call to new inputs"
+CLOCK = "replaced time.perf_counter, by which it is timed"
 
 
 @pytest.mark.parametrize(
@@ -169,11 +198,16 @@ STALE = "gave the answer of an earlier call to new inputs"
         (skips_every_other_call, SKIPS),
         (computes_where_it_is_checked, LATE),
         (leaves_work_to_another_thread, f"({LATE}|{STALE}|is wrong in a timed call)"),
+        (computes_before_it_is_timed, STALE),
+        (slows_the_clock, CLOCK),
+        (slows_the_clock_before, CLOCK),
     ],
 )
 def test_a_cheat_is_named(hold, cheat, words):
-    with pytest.raises(VerificationError, match=f"ours {words}"):
+    clock = time.perf_counter
+    with pytest.raises(CheatError, match=f"ours {words}"):
         hold(cheat)
+    assert time.perf_counter is clock
 
 
 def test_precision_that_normal_inputs_do_not_ask_for_is_missed_on_others(hold):
