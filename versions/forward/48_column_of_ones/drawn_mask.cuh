@@ -7,8 +7,9 @@
 #include "schedule/work_tile.cuh"
 #include "softmax/dropout.cuh"
 
-// The masks of blocks of keys, a bit for each score of `warps` warps. Without dropout it has no stages.
-template <int cols, int warps, int stages>
+// The masks of blocks of keys, a bit for each score of `warps` warps. `drawers` warps draw them, the last ones of a CTA's.
+// Without dropout it has no stages.
+template <int cols, int warps, int stages, int drawers = 4>
 struct MaskRing {
     static_assert(stages == 0 || (cols % 32 == 0 && cols <= 128), "squares are drawn two by two; a word has 4 times 8 bits");
     using State = PipelineState<stages>;
@@ -20,17 +21,17 @@ struct MaskRing {
 
     __device__ void init() {
         for (int stage = 0; stage < stages; ++stage) {
-            full[stage].init(4);
+            full[stage].init(drawers);
             empty[stage].init(warps);
         }
     }
 
-    // A drawer's share of the next block: the rows of each fourth warp.
+    // A drawer's share of the next block: the rows of each warp in `drawers`.
     __device__ void draw(State &at, const Dropout<stages != 0> &of, int first_row, int first_key) {
-        const int drawer = uniform_warp_index() % 4;
+        const int drawer = uniform_warp_index() % drawers;
         empty[at.stage].wait(at.parity);
 #pragma unroll
-        for (int warp = 0; warp < warps; warp += 4)
+        for (int warp = 0; warp < warps; warp += drawers)
             draw_rows(words[at.stage][warp + drawer], of, first_row + (warp + drawer) * 16, first_key);
         __syncwarp();
         full[at.stage].arrive_as_warp();

@@ -10,6 +10,12 @@
 #include "softmax/softcap.cuh"
 #include "tile/rows.cuh"
 
+// What is added to the lane's scores of row h, in log2, column by column: nothing.
+struct NoLine {
+    __device__ float begin(int, float minus_m) const { return minus_m; }
+    __device__ float at(float begun, int) const { return begun; }
+};
+
 // m is a whole number and moves by whole numbers, so what follows it is exact. A row's m depends on its own scores alone.
 //
 // bf16 reaches as far as fp32. So m begins `headroom` above the first maximum, and P may grow by as much. The price: of V
@@ -84,12 +90,13 @@ struct LaggingSoftmax {
         });
     }
 
-    // A further block: S becomes P. `recompute(rows)` brings back S of rows whose P has lost it.
-    template <int cols, class Recompute>
-    __device__ void update(Accumulator<16, cols> &s, Recompute recompute) {
+    // A further block: S becomes P. `line` is added to S first. `recompute(rows)` brings back S, and the line with it, of rows
+    // whose P has lost it.
+    template <int cols, class Recompute, class Line = NoLine>
+    __device__ void update(Accumulator<16, cols> &s, Recompute recompute, Line line = {}) {
         float sum[2];
         raised = false;
-        exponentiate(s, sum);
+        exponentiate(s, sum, line);
         if (any(seen() >= __float_as_uint(limit))) raise(s, sum, recompute);
         add(sum);
     }
@@ -148,8 +155,8 @@ struct LaggingSoftmax {
 
     // Turns S into P. P has three operands, and the operand cache keeps the last one of each kind and bank: if one row's
     // elements follow each other, m stays there, wherever ptxas has put it.
-    template <int cols>
-    __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2]) {
+    template <int cols, class Line = NoLine>
+    __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2], Line line = {}) {
         uint32_t before = 0;
         forget();
         each_row([&](int h) {
@@ -158,8 +165,9 @@ struct LaggingSoftmax {
             if (h > 0) m[h] = fmaxf(m[h], fminf(__uint_as_float(before), -FLT_MAX));
             int done = 0;
             sum[h] = 0.0f;
+            const float begun = line.begin(h, -m[h]);
             each_element(s, h, [&](float &x) {
-                x = exp2_approx(fmaf(x, scale, -m[h]));
+                x = exp2_approx(fmaf(x, scale, line.at(begun, done / 2 * 8 + done % 2)));
                 sum[h] += x;  // no code unless it is used
                 look(x, h);
                 if (++done == cols / 4 * 3 / 4) before = of_row(h);
