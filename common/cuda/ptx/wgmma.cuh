@@ -20,6 +20,7 @@ __device__ inline void wgmma_wait() {
 // Keeps the compiler from moving a use of a register across this place: it does not know that products run on.
 __device__ inline void stay_here(float &x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ inline void stay_here(uint32_t &x) { asm volatile("" : "+r"(x)::"memory"); }
+__device__ inline void stay_here(uint64_t &x) { asm volatile("" : "+l"(x)::"memory"); }
 
 // D = A B, or D += A B where `adds`. D is 64 x n floats: warp w of the group has rows from 16 * w on, as accumulators of
 // 16 x 8 (layout.cuh). B is 16 x n in shared memory, given by its descriptor.
@@ -42,6 +43,7 @@ struct Wgmma;
 #define FLASHLADDER_BLOCKS_16(b) FLASHLADDER_BLOCKS_8(b), FLASHLADDER_BLOCKS_8(b + 8)
 #define FLASHLADDER_BLOCKS_17(b) FLASHLADDER_BLOCKS_16(b), FLASHLADDER_BLOCK(b + 16)
 #define FLASHLADDER_BLOCKS_24(b) FLASHLADDER_BLOCKS_16(b), FLASHLADDER_BLOCKS_8(b + 16)
+#define FLASHLADDER_BLOCKS_25(b) FLASHLADDER_BLOCKS_24(b), FLASHLADDER_BLOCK(b + 24)
 #define FLASHLADDER_BLOCKS_32(b) FLASHLADDER_BLOCKS_16(b), FLASHLADDER_BLOCKS_16(b + 16)
 #define FLASHLADDER_D_4 "%0, %1, %2, %3"
 #define FLASHLADDER_D_8 FLASHLADDER_D_4 ", %4, %5, %6, %7"
@@ -59,8 +61,9 @@ struct Wgmma;
 #define FLASHLADDER_D_96 \
     FLASHLADDER_D_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
                      ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FLASHLADDER_D_100 FLASHLADDER_D_96 ", %96, %97, %98, %99"
 #define FLASHLADDER_D_128 \
-    FLASHLADDER_D_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+    FLASHLADDER_D_100 ", %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
                      ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // i0..i6 are the numbers of the operands after D.
@@ -101,11 +104,13 @@ FLASHLADDER_WGMMAS(112, FLASHLADDER_D_56, FLASHLADDER_BLOCKS_14, 56, 57, 58, 59,
 FLASHLADDER_WGMMAS(128, FLASHLADDER_D_64, FLASHLADDER_BLOCKS_16, 64, 65, 66, 67, 68, 69, 70);
 FLASHLADDER_WGMMAS(136, FLASHLADDER_D_68, FLASHLADDER_BLOCKS_17, 68, 69, 70, 71, 72, 73, 74);
 FLASHLADDER_WGMMAS(192, FLASHLADDER_D_96, FLASHLADDER_BLOCKS_24, 96, 97, 98, 99, 100, 101, 102);
+FLASHLADDER_WGMMAS(200, FLASHLADDER_D_100, FLASHLADDER_BLOCKS_25, 100, 101, 102, 103, 104, 105, 106);
 FLASHLADDER_WGMMAS(256, FLASHLADDER_D_128, FLASHLADDER_BLOCKS_32, 128, 129, 130, 131, 132, 133, 134);
 
 #undef FLASHLADDER_WGMMAS
 #undef FLASHLADDER_WGMMA
 #undef FLASHLADDER_D_128
+#undef FLASHLADDER_D_100
 #undef FLASHLADDER_D_96
 #undef FLASHLADDER_D_68
 #undef FLASHLADDER_D_64
@@ -118,6 +123,7 @@ FLASHLADDER_WGMMAS(256, FLASHLADDER_D_128, FLASHLADDER_BLOCKS_32, 128, 129, 130,
 #undef FLASHLADDER_D_8
 #undef FLASHLADDER_D_4
 #undef FLASHLADDER_BLOCKS_32
+#undef FLASHLADDER_BLOCKS_25
 #undef FLASHLADDER_BLOCKS_24
 #undef FLASHLADDER_BLOCKS_17
 #undef FLASHLADDER_BLOCKS_16
