@@ -45,6 +45,8 @@ class Configurable:
     rules: tuple[Rule, ...] = ()  # its own, on top of config.RULES
     # of a head_dim, where they are not those of the choices
     defaults: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
+    # the same where V has fewer columns
+    defaults_apart: Mapping[int, Mapping[str, Value]] = dataclasses.field(default_factory=dict, hash=False)
     # the same of a field that is true; they go before those
     defaults_with: Mapping[str, Mapping[int, Mapping[str, Value]]] = dataclasses.field(default_factory=dict, hash=False)
     # the same of tensors with fewer columns than head_dim, without such a field
@@ -80,6 +82,8 @@ class Configurable:
         """The default values for a head_dim, beside fields that are given."""
         values = {name: choice.default for name, choice in self.choices.items()}
         values.update({"head_dim": head_dim, **self.defaults.get(head_dim, {})})
+        if given.get(HEAD_DIM_V, head_dim) != head_dim:
+            values.update(self.defaults_apart.get(head_dim, {}))
         for name, by_head_dim in self.defaults_with.items():
             if given.get(name):
                 values.update(by_head_dim.get(head_dim, {}))
@@ -128,6 +132,10 @@ class Configurable:
         small = self.small_sm.defaults if self.small_sm else {}
         for head_dim, values in (*self.defaults.items(), *self.defaults_narrower.items(), *small.items()):
             self.config(**{"head_dim": head_dim, **values})
+        for head_dim in self.defaults_apart:
+            for head_dim_v in self.choices[HEAD_DIM_V].values:
+                if isinstance(head_dim_v, int) and head_dim_v < head_dim:
+                    self.config(head_dim=head_dim, head_dim_v=head_dim_v)
         for name, by_head_dim in self.defaults_with.items():
             for head_dim, values in by_head_dim.items():
                 self.config(**{"head_dim": head_dim, name: True, **values})

@@ -56,6 +56,7 @@ def _shared(directory: Path, name: str, declared: schema.Declaration, kernel: st
         "choices": choices_of(declared),
         "rules": tuple(Rule(rule.require, rule.why) for rule in declared.rules),
         "defaults": declared.defaults,
+        "defaults_apart": declared.defaults_apart,
         "defaults_with": declared.defaults_with,
         "defaults_narrower": declared.defaults_narrower,
         "small_sm": declared.small_sm,

@@ -135,6 +135,7 @@ class Declaration(Declared):
     kernel: StrictStr | None = None  # the file, where it is not the usual one
     rules: tuple[DeclaredRule, ...] = ()  # on top of config.RULES
     defaults: ByHeadDim = {}  # where they are not those of `config`
+    defaults_apart: ByHeadDim = {}  # nor those, where V has fewer columns
     defaults_with: dict[StrictStr, ByHeadDim] = {}  # nor those, where a field is true
     defaults_narrower: ByHeadDim = {}  # nor these, where tensors have fewer columns
     small_sm: SmallSm | None = None
