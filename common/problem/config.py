@@ -65,6 +65,7 @@ FIELDS = {
         Field("q_in_registers", bool, "Q is held in registers, not read from shared memory by each product"),
         Field("num_stages", int, "K and V tiles in flight"),
         Field("q_stages", int, "places for Q: with 2 the next tile's comes while this one's is read"),
+        Field("ones", bool, "V has a column of ones beside it, by which P is summed"),
         Field("ctas_per_sm", int, "CTAs that the registers of an SM must suffice for"),
         Field("q_fragments", int, "8-column fragments of Q loaded per mma step; 0: all, kept in registers", minimum=0),
         Field("k_fragments", int, "8-column fragments of K loaded per mma step; 0: all at once", minimum=0),

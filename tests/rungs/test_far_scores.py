@@ -29,12 +29,13 @@ DESIGNS = {
 # Nats of a unit: on both sides of 2^23 and 2^24 in log2, where fp16 and bf16 have failed, and the end.
 UNITS = (3e6, 1.1e7, 1e9, 1e12, 1e36)
 CASES = [
+    *(("49", dtype, unit) for dtype in DTYPES for unit in UNITS[1:4:2]),
     *(("48", dtype, unit) for dtype in DTYPES for unit in UNITS),
     *(("47", dtype, unit) for dtype in DTYPES for unit in UNITS[1:4:2]),
     ("43", "bf16", 1e12),
     *((rung, "bf16", unit) for rung in ("36", "24") for unit in UNITS[1:4:2]),
 ]
-ON_A_GPU = ("48", "47", "36", "24")
+ON_A_GPU = ("49", "48", "47", "36", "24")
 FURTHER = ({"lse": False}, {"causal": True}, {"causal": True, "window_left": 40}, {"softcap": 1e3}, {"sinks": True})
 
 
@@ -68,10 +69,11 @@ def test_far_scores(rung, dtype, unit):
 
 
 @pytest.mark.parametrize("options", FURTHER, ids=str)
+@pytest.mark.parametrize(("rung", "head_dim"), [("48", 128), ("49", 256)])
 @pytest.mark.slow
-def test_far_scores_with_all_else(options):
-    problem, tensors = far(1e12, head_dim=128, **options)
-    on_emulator(built(catalog.find("48"), problem), problem, tensors, race=False)
+def test_far_scores_with_all_else(rung, head_dim, options):
+    problem, tensors = far(1e12, head_dim=head_dim, **options)
+    on_emulator(built(catalog.find(rung), problem), problem, tensors, race=False)
     require(problem, tensors)
 
 

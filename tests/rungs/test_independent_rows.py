@@ -13,18 +13,22 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 
-RUNG = catalog.find("column_of_ones")
+RUNGS = ("48", "49")
 KEPT = 15  # of each 16 rows one stays as it is
 # In nats: m stays, moves and is lost, each in rows of its own.
 SPREADS = (1, 60, 400)
+APART = {"head_dim": 192, "head_dim_v": 128, "dtype": "bf16", "causal": True, "sinks": True}
 KINDS = [
-    {"head_dim": head_dim, "dtype": dtype, "causal": causal}
-    for head_dim in RUNG.supports.head_dim
-    for dtype in RUNG.supports.dtype
-    for causal in (False, True)
+    *(
+        (rung, {"head_dim": head_dim, "dtype": dtype, "causal": causal})
+        for rung in RUNGS
+        for head_dim in catalog.find(rung).supports.head_dim
+        for dtype in catalog.find(rung).supports.dtype
+        for causal in (False, True)
+    ),
+    *((rung, APART) for rung in RUNGS),
 ]
 EMULATED = partial(on_emulator, race=False)  # test_rungs.py looks for races
-APART = {"head_dim": 192, "head_dim_v": 128, "dtype": "bf16", "causal": True, "sinks": True}
 
 
 def inputs(problem: Problem, device: str) -> Tensors:
@@ -53,9 +57,10 @@ def kept(tensors: Tensors) -> list[torch.Tensor]:
     return [tensors.o[0, KEPT::16, 0].clone(), tensors.lse[0, 0, KEPT::16].clone()]
 
 
-def require_independence(problem: Problem, device: str, arch: str, run, make=build_one) -> None:
+def require_independence(rung, problem: Problem, device: str, arch: str, run, make=build_one) -> None:
     """Runs the problem twice, and compares what stays."""
-    module = make(RUNG, RUNG.config_for(problem), arch)
+    version = catalog.find(rung)
+    module = make(version, version.config_for(problem), arch)
     tensors = inputs(problem, device)
     run(module, problem, tensors)
     before = kept(tensors)
@@ -67,11 +72,11 @@ def require_independence(problem: Problem, device: str, arch: str, run, make=bui
         torch.testing.assert_close(now, was, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [*KINDS[::3], APART], ids=str)
+@pytest.mark.parametrize(("rung", "kind"), [*KINDS[::3], *KINDS[-2:]], ids=str)
 @pytest.mark.slow
-def test_rows_do_not_depend_on_others(kind):
+def test_rows_do_not_depend_on_others(rung, kind):
     problem = Problem(batch=2, num_heads=2, seqlen_q=64, seqlen_k=280, **kind)
-    require_independence(problem, "cpu", "sm_90a", EMULATED, translate)
+    require_independence(rung, problem, "cpu", "sm_90a", EMULATED, translate)
 
 
 @pytest.mark.slow
@@ -82,17 +87,18 @@ def test_a_batch_does_not_change_a_sequence():
     tensors = {problem: inputs(problem, "cpu") for problem in (one, many)}
     for name in ("q", "k", "v"):
         getattr(tensors[many], name)[1, :, 2] = getattr(tensors[one], name)[0, :, 0]
+    rung = catalog.find(RUNGS[-1])
     for problem, each in tensors.items():
-        EMULATED(translate(RUNG, RUNG.config_for(problem), "sm_90a"), problem, each)
+        EMULATED(translate(rung, rung.config_for(problem), "sm_90a"), problem, each)
     torch.testing.assert_close(tensors[many].o[1, :, 2], tensors[one].o[0, :, 0], rtol=0, atol=0)
     torch.testing.assert_close(tensors[many].lse[1, 2], tensors[one].lse[0, 0], rtol=0, atol=0)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", [*KINDS, APART], ids=str)
+@pytest.mark.parametrize(("rung", "kind"), KINDS, ids=str)
 @pytest.mark.parametrize("lengths", [(512, 512), (2048, 4096)], ids=str)
-def test_rows_do_not_depend_on_others_on_a_gpu(kind, lengths):
-    if not RUNG.runs_on(gpu.device_arch()):
-        pytest.skip(f"{RUNG.name} has no instructions for {gpu.device_arch()}")
+def test_rows_do_not_depend_on_others_on_a_gpu(rung, kind, lengths):
+    if not catalog.find(rung).runs_on(gpu.device_arch()):
+        pytest.skip(f"{rung} has no instructions for {gpu.device_arch()}")
     problem = Problem(batch=3, num_heads=4, seqlen_q=lengths[0], seqlen_k=lengths[1], **kind)
-    require_independence(problem, "cuda", gpu.device_arch(), lambda *each: on_gpu(*each)())
+    require_independence(rung, problem, "cuda", gpu.device_arch(), lambda *each: on_gpu(*each)())

@@ -1,4 +1,4 @@
-"""Rung 48 takes P with an m that may lag behind the scores: rows on both sides of each limit that P is held against."""
+"""Rungs 48 and 49 take P with an m that may lag behind the scores: rows on both sides of each limit of P."""
 
 import itertools
 
@@ -19,14 +19,14 @@ LIMITS = {"bf16": (63, 122, 190), "fp16": (16, 60, 128)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_rows_on_both_sides_of_each_limit(head_dim, dtype):
+@pytest.mark.parametrize(("rung", "head_dim"), [("48", 64), ("48", 128), ("49", 96), ("49", 192), ("49", 256)])
+def test_rows_on_both_sides_of_each_limit(rung, head_dim, dtype):
     """At one key and at a whole block."""
     heights = (1, 300, 1500, *(limit + beside for limit in LIMITS[dtype] for beside in (-1, -0.05, 0.05)))
     cases = list(itertools.product(heights, (True, False)))
     designs = [rising(*case) for case in cases]
     problem, tensors = drawn_by(designs, seqlen_q=64, seqlen_k=5 * BLOCK, head_dim=head_dim, dtype=dtype)
-    version = catalog.find("column_of_ones")
+    version = catalog.find(rung)
     on_emulator(translate(version, version.config_for(problem), "sm_90a"), problem, tensors, race=False)
     for case, missed in zip(cases, missed_of_each(problem, tensors), strict=True):
         assert missed == (), case

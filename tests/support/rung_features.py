@@ -238,6 +238,13 @@ def places_of_q_and_blocks_where_v_is_narrower(rung):
             emulated(rung, problem, num_sms=1, **config)
 
 
+def v_of_other_widths(rung):
+    """Each with a kernel of its own; and one that is padded to it."""
+    for head_dim, head_dim_v in ((192, 128), (256, 64), (192, 72)):
+        widths = {"head_dim": head_dim, "head_dim_v": head_dim_v}
+        emulated(rung, masked(seqlen_q=130, seqlen_k=300, num_heads=2, num_heads_k=1, **widths), num_sms=1)
+
+
 # -- sinks
 
 
@@ -348,6 +355,7 @@ OF_FEATURES = {  # by its name in `supports`
         v_narrower_than_its_kernel,
     ),
     "apart": (v_narrower_than_q, places_of_q_and_blocks_where_v_is_narrower),
+    "head_dim_v": (v_of_other_widths,),
     "sinks": (sinks_of_any_size, sinks_with_all_else),
     "rest": (zeros_behind_the_last_sequence,),
 }
