@@ -1,5 +1,7 @@
 """Which kernel a head_dim runs on: of that many columns, or of the next of those that kernels are compiled for."""
 
+import dataclasses
+
 import pytest
 
 from flashladder.common import catalog
@@ -25,8 +27,8 @@ def test_the_next_one_of_multiples_of_8():
         (120, {"softcap": 2.0}, "48"),
         (136, {}, "36"),
         (200, {}, "36"),
-        (200, {"window_left": 9}, "24"),
-        (80, {"alibi": True}, "24"),
+        (200, {"window_left": 9}, "49"),
+        (80, {"alibi": True}, "49"),
     ],
 )
 @pytest.mark.parametrize("gpu", ["h200", "a100"])
@@ -39,22 +41,23 @@ def test_what_attention_runs(head_dim, options, address, gpu):
 
 
 @pytest.mark.parametrize(
-    ("widths", "options", "address"),
+    ("widths", "options", "address", "kernel_head_dim_v"),
     [
-        ((192, 128), {}, "48"),
-        ((136, 40), {"window_left": 9}, "48"),
-        ((192, 136), {}, "36"),
-        ((96, 40), {}, "47"),
-        ((64, 64), {"sinks": True}, "48"),
-        ((96, 96), {"sinks": True}, "24"),
+        ((192, 128), {}, "48", 128),
+        ((136, 40), {"window_left": 9}, "48", 128),
+        ((192, 136), {}, "36", None),
+        ((96, 40), {}, "47", None),
+        ((64, 64), {"sinks": True}, "48", None),
+        ((96, 96), {"sinks": True}, "49", 96),
+        ((256, 40), {"sinks": True}, "49", 64),
     ],
 )
-def test_what_attention_runs_where_v_is_narrower_or_with_sinks(widths, options, address):
+def test_what_attention_runs_where_v_is_narrower_or_with_sinks(widths, options, address, kernel_head_dim_v):
     gpu, (head_dim, head_dim_v) = load_gpu("h200"), widths
     problem = Problem(seqlen_q=64, head_dim=head_dim, head_dim_v=head_dim_v, **options)
     rung, config = catalog.choice(problem, catalog.Card(gpu.arch, gpu))
     assert (rung.address, config.head_dim) == (address, padded_head_dim(head_dim))
-    assert config.as_dict().get("head_dim_v") == (128 if config.head_dim == 192 and address == "48" else None)
+    assert config.as_dict().get("head_dim_v") == kernel_head_dim_v
     rung.check(problem, config)
     before, _ = catalog.choice(problem, catalog.Card("sm_80", load_gpu("a100")))
     assert before.address == "24"
@@ -73,6 +76,25 @@ def test_a_kernel_with_head_dims_apart_has_both_in_its_configuration():
     with pytest.raises(UnsupportedProblemError, match="takes head_dim_v in multiples of 8 up to 128 with head_dim=192"):
         rung.config_for(Problem(head_dim=192))
     assert {config.as_dict().get("head_dim_v") for config in rung.space()} == {None, 128}
+
+
+def test_a_narrower_v_has_defaults_of_its_own():
+    rung = catalog.find("49")
+    apart, even = (rung.config_for(Problem(head_dim=192, head_dim_v=head_dim_v)) for head_dim_v in (128, 192))
+    assert (apart.head_dim_v, apart.block_n, apart.ones) == (128, 96, True)
+    assert (even.head_dim_v, even.block_n, even.ones) == (192, 112, False)
+    fault = dataclasses.replace(rung, defaults_apart={192: {"num_stages": 4}})
+    with pytest.raises(ConfigError, match="a CTA has at most 227 KB"):
+        fault.check_choices()
+
+
+@pytest.mark.parametrize("option", ["causal", "window", "softcap", "alibi", "sinks", "dropout", "packed"])
+def test_the_newest_rung_takes_each_pair_of_head_dims_with_each_option(option):
+    rung = catalog.find("49")
+    for head_dim in rung.supports.head_dim:
+        for head_dim_v in rung.supports.head_dim_v:
+            if head_dim_v <= head_dim:
+                rung.config(head_dim=head_dim, head_dim_v=head_dim_v, **{option: True})
 
 
 def test_its_winners_where_v_is_narrower():
