@@ -68,7 +68,7 @@ def on_emulator(
     from flashladder.common import emulator
 
     if progress and problem.flops > LONG_FLOPS and not problem.causal:
-        _announce(module, problem)
+        _announce(module, problem, race)
     memory = emulator.GlobalMemory()
     addresses: dict[str, int] = {}
     written = {"/".join(buffer.names): buffer for buffer in tensors.buffers if _is_written(buffer.names, problem)}
@@ -143,28 +143,27 @@ def _budget(instructions: int, problem: Problem, module: PtxModule, ctas: int) -
     return max(LEAST_BUDGET, instructions * max(problem.seqlen_q, problem.seqlen_k) * tiles_a_cta)
 
 
-def _announce(module: PtxModule, problem: Problem) -> None:
+def _announce(module: PtxModule, problem: Problem, race: bool) -> None:
     """Tells how long the emulator will take."""
-    spelled = duration(emulation_seconds(module, problem))
+    spelled = duration(emulation_seconds(module, problem, race=race))
     warn(f"about {spelled} on the emulator, for {_tiles(module, problem):,} CTAs; fewer rows or heads take less")
 
 
-def emulation_seconds(module: PtxModule, problem: Problem) -> float:
-    """How long the emulator takes for a problem without a mask, within a factor of about two: it runs a few blocks.
+def emulation_seconds(module: PtxModule, problem: Problem, *, race: bool) -> float:
+    """How long the emulator takes for a problem without a mask, within a factor of about two: it runs four blocks.
 
     With a causal mask the CTAs of a chunk part ways. What that costs, a few blocks do not show.
     """
     tile, tiles, heads = module.launch, _tiles(module, problem), problem.num_heads
     rows = max(1, min(CHUNK, tiles) // heads)
-    few, more = 2, 6  # blocks
+    few, more = 1, 3  # blocks
 
     def spent(blocks: int) -> float:
         short = dataclasses.replace(
             problem, batch=1, seqlen_q=rows * tile.block_m, seqlen_k=blocks * tile.block_n, layout="bshd"
         )
-        return on_emulator(module, short, make_inputs(short)).elapsed
+        return on_emulator(module, short, make_inputs(short), race=race).elapsed
 
-    spent(1)  # parses the kernel
     shorter, longer = spent(few), spent(more)
     a_block = max(0.0, longer - shorter) / (more - few)
     return tiles / (rows * heads) * (shorter + a_block * (problem.seqlen_k / tile.block_n - few))

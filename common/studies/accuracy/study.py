@@ -122,7 +122,7 @@ def _announce(stacks: Sequence[Stack], lineup: Mapping[Problem, Mapping[str, Art
     seconds = 0.0
     for stack in stacks:
         if kernels := [*lineup.get(stack.problem, {}).values()]:
-            seconds += len(kernels) * emulation_seconds(kernels[0], stack.problem)
+            seconds += len(kernels) * emulation_seconds(kernels[0], stack.problem, race=False)
     warn(f"about {duration(seconds)} on the emulator for errors; fewer rungs, --families or --dtypes take less")
 
 
