@@ -33,6 +33,7 @@ MODELS = [  # attention goes into them; the tests try it
 REFERENCES = ["triton"]  # without a pin: a CUDA build of torch brings the one that it wants, a CPU build brings none
 TUNER = ["optuna>=5,<6", "psycopg[binary]"]
 WATCH = ["optuna-dashboard"]
+BOOK = ["sphinx>=8", "myst-parser>=4", "furo", "sphinx-mathjax-offline"]  # the last: MathJax and its fonts
 
 
 def has_nvcc() -> bool:
@@ -122,13 +123,15 @@ setup(
         "tuner": TUNER,
         "watch": WATCH,
         "models": MODELS,
+        "book": BOOK,
         "dev": [
             *("setuptools>=77", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"),
             *("ruff", "mypy", "types-PyYAML", "clang-format", "pre-commit"),
             *REFERENCES,
             *MODELS,
             *TUNER,
+            *BOOK,
         ],
-        "all": [COMPILER, *DISASSEMBLERS, *REFERENCES, *TUNER, *WATCH, *MODELS],
+        "all": [COMPILER, *DISASSEMBLERS, *REFERENCES, *TUNER, *WATCH, *MODELS, *BOOK],
     },
 )

@@ -15,6 +15,7 @@ predict     what a kernel will cost, and what bounds it; how far the GPU agrees
 studies     runs, and many for one question: sweeps, ladders, accuracy, timelines
 report      every table, section, picture and page
 workshop    new rungs, trials of ideas, exercises
+book        a site of all pages, and of the rungs' code
 
 cuda        the device headers that the rungs share
 """

@@ -66,6 +66,7 @@ GROUPS = {
     "Results": {
         "dashboard": Command("dashboard", "make dashboard.html and the tables of all results"),
         "received": Command("received", "check results that somebody sent, before they are merged"),
+        "book": Command("book", "make a site of all pages, for a browser", needs_checkout=True),
         "picture": Command("picture", "bring the pictures in versions/ up to date", needs_checkout=True),
     },
     "Installing": {

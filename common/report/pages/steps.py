@@ -34,28 +34,36 @@ def sections() -> list[Section]:
 
 def text(version: Version) -> str:
     """The rung and the one below in the largest run on one card, in Markdown."""
-    shown, lines = _ladders()
-    paired = {gpu: ladder for gpu, ladder in shown.items() if ladder.is_one_run}
-    if not paired:
+    if (found := largest()) is None:
         return NOT_TIMED
-    gpu = max(paired, key=lambda name: (len(paired[name].runs[0].cells), paired[name].rows["time"].max()))
+    gpu, ladder = found
+    lines = _summary()
     rows = [
-        (title, formats.ratio(lower.ratio) if lower else "", formats.ratio(ours.ratio), step)
-        for title, lower, ours, step in _lines(version, lines[lines["gpu"] == gpu])
+        (kind, formats.ratio(lower.ratio) if lower else "", formats.ratio(ours.ratio), step)
+        for kind, lower, ours, step in _lines(version, lines[lines["gpu"] == gpu])
     ]
     if not rows:
         return NOT_TIMED
-    measured = paired[gpu].rows
+    measured = ladder.rows
     lengths = sorted(measured["seqlen_q"].unique())
     said = (
         f"Speed as a multiple of FlashAttention-2's: the mean of {len(lengths)} lengths from {lengths[0]:,} to "
         f"{lengths[-1]:,}, head_dim {measured['head_dim'].iloc[0]}, no mask, one run. "
         "`results/ladder.md` has the intervals."
     )
-    return f"{markdown([_title(gpu), *numbers('rung below', 'this rung', 'step')], rows)}\n\n{fill(said)}"
+    return f"{markdown([title(gpu), *numbers('rung below', 'this rung', 'step')], rows)}\n\n{fill(said)}"
 
 
-def _title(gpu: str) -> str:
+def largest() -> tuple[str, Ladder] | None:
+    """The largest run of the ladder on one card, with its GPU; None where there is none."""
+    paired = {gpu: ladder for gpu, ladder in _ladders().items() if ladder.is_one_run}
+    if not paired:
+        return None
+    return max(paired.items(), key=lambda each: (len(each[1].runs[0].cells), each[1].rows["time"].max()))
+
+
+def title(gpu: str) -> str:
+    """A GPU as its description has it."""
     from flashladder.common.records.ladders import Limits
 
     limits = Limits.of(gpu)
@@ -66,18 +74,24 @@ def _lines(version: Version, rows: pd.DataFrame) -> Iterator[tuple[str, Any, Any
     """For each kind of configuration and dtype: a title, the line of the rung below, the rung's, and the step."""
     below = version.below()
     found = {(row.kind, row.dtype, row.version): row for row in rows.itertuples()}
-    for (kind, title), dtype in product(KINDS.items(), rows["dtype"].unique()):
+    for (kind, words), dtype in product(KINDS.items(), rows["dtype"].unique()):
         if (ours := found.get((kind, dtype, version.name))) is None:
             continue
         lower = found.get((kind, dtype, below.name)) if below else None
         is_pair = lower and ours.below == lower.version
-        yield f"{title}, {dtype}", lower, ours, ladder_tables.step(ours) if is_pair else ""
+        yield f"{words}, {dtype}", lower, ours, ladder_tables.step(ours) if is_pair else ""
 
 
 @cache
-def _ladders() -> tuple[dict[str, Ladder], pd.DataFrame]:
+def _ladders() -> dict[str, Ladder]:
     """What results/ holds of the ladder, for all rungs."""
     from flashladder.common.records import ladders
 
-    found = ladders.read(ROOT / "results", [])
-    return found, ladders.summary(found)
+    return ladders.read(ROOT / "results", [])
+
+
+@cache
+def _summary() -> pd.DataFrame:
+    from flashladder.common.records import ladders
+
+    return ladders.summary(_ladders())
