@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 LISTED = yaml.safe_load(Path(__file__).with_name("redundant.yaml").read_text())
 REDUNDANT = [entry for entry in LISTED if "/" not in entry["rung"]]  # other ladders have tests of their own
 
-HALVING = ("41", "42", "43", "44", "45", "46", "47", "48")  # of a tile's first block upper rows take half
+HALVING = ("41", "42", "43", "44", "45", "46", "47", "48", "49")  # of a tile's first block upper rows take half
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
 TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4} | dict.fromkeys(HALVING, 5)
 # A warpgroup past the end, or above the first row, only gives back.
@@ -47,6 +47,7 @@ BESIDE = dict.fromkeys(("29", "30", "33", "34", "36", "37"), ("38",)) | {
     "45": ("43",),
     **dict.fromkeys(("46", "47", "48"), ("48 with dropout",)),
     "48 with dropout": ("43",),
+    "49": ("48", "48 with dropout"),
 }
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
@@ -120,6 +121,7 @@ class Rung:
             - WITHOUT_ROWS.get(version.number, 0),
             seqlen_k=keys,
             head_dim=default.head_dim,
+            head_dim_v=default.as_dict().get("head_dim_v"),
             dtype=default.dtype,
             causal=version.number in MASKED_KEYS,
             dropout_p=0.3 if overrides.get("dropout") else 0.0,
