@@ -5,6 +5,8 @@ the others for what they have beside it, and for what is redundant."""
 
 import itertools
 from collections import Counter
+from copy import copy
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from unittest.mock import patch
@@ -143,7 +145,7 @@ class Rung:
         """Element 0 of Q tells whether a row jumps, and of K by how much."""
         tensors = make_inputs(self.problem)
         tensors.q[..., 0] = tensors.k[..., 0] = 0
-        for head, jump in enumerate(self.JUMPS):
+        for head, jump in enumerate(self.JUMPS[: self.problem.num_heads]):
             first_key = jump["block"] * self.block_n
             tensors.k[:, first_key : first_key + self.block_n, head, 0] = jump["nats"] / self.problem.softmax_scale
             for first, warp in itertools.product(self.jumping_from, jump["warps"]):
@@ -157,6 +159,20 @@ class Rung:
         with patch.object(emulator, "compile_ptx", return_value=program), patch.object(emulator, "run", run):
             report = on_emulator(self.artifact, self.problem, tensors, lagging=lagging)
         return report, [view.contiguous().view(torch.uint8).numpy().tobytes() for view in (tensors.o, tensors.lse)]
+
+    def smaller(self):
+        """The same program, and a problem that takes it a shorter way, which finds most: one head, and where no mask
+        decides how many there are, fewer blocks. Of rungs before Hopper none: whole heads run side by side."""
+        if self.arch != "sm_90a":
+            return None
+        few = {} if self.problem.causal else {"seqlen_k": min(self.problem.seqlen_k, 5 * self.block_n)}
+        return self.with_problem(replace(self.problem, num_heads=1, num_heads_k=1, **few))
+
+    def with_problem(self, problem):
+        """The same program, with another problem."""
+        other = copy(self)
+        other.problem = problem
+        return other
 
     def schedules(self):
         """Which warps lag: none, then each warp in turn, of Hopper each warpgroup."""
@@ -192,7 +208,8 @@ class Rung:
 
     def all_missed(self, redundant, reported=None):
         """The names of the mutations that no schedule finds. What is `redundant` the first one alone is asked; of the
-        others those are not asked that have been `reported`, by kind, as often as there are any."""
+        others those are not asked that have been `reported`, by kind, as often as there are any, and those no more that
+        the smaller problem finds."""
         report, outputs = self.run(self.program)
         found = dict(self.mutations())
         assert len(found) == len(list(mutations(self.program))) >= 1
@@ -205,6 +222,8 @@ class Rung:
         known = {name for name in found.keys() - set(redundant) if own[kind_of(name)] <= reported[kind_of(name)]}
         answered = known | weaker.union(name for name, _ in removals)
         asked = {name: each for name, each in found.items() if not is_hint(name) and name not in answered}
+        if few := self.smaller():
+            asked = {name: asked[name] for name in few.missed(asked, (), few.run(self.program)[1])}
         for lagging in self.schedules():
             left = self.missed(asked, lagging, outputs)
             missed += [name for name in left if name in redundant]
