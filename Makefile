@@ -6,6 +6,9 @@ PY := .venv/bin/python
 QUICK := $(addprefix tests/,test_house.py test_examples.py catalog/test_catalog.py problem) \
 	$(addprefix tests/tools/test_,commands.py run_version.py) $(addprefix tests/emulator/test_,memory.py parse.py races.py)
 
+# Tests begin many processes. Each would compile all modules anew, and pytest all assertions.
+unexport PYTHONDONTWRITEBYTECODE
+
 PUBLIC := tests/public
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
 
