@@ -25,7 +25,7 @@ WIDEST_TIE_BAND = 0.01  # ... which a noisy control widens, but never so far tha
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio (baseline's time / ours: above 1 is faster) with its 95 % interval."""
+    """A ratio (baseline's time / ours: above 1 is faster) or a time, with its 95 % interval."""
 
     value: float
     low: float
@@ -39,6 +39,11 @@ def paired_ratio(baseline: Times, ours: Times, seed: int = 0) -> Estimate:
     """The median over rounds of baseline / ours, arrays of one time a round."""
     ratios = baseline / ours
     return _estimate(float(np.median(ratios)), _bootstrap_medians(ratios, seed))
+
+
+def median_time(times: Times, seed: int = 0) -> Estimate:
+    """The median over rounds of one contender's times, with its interval."""
+    return _estimate(float(np.median(times)), _bootstrap_medians(times, seed))
 
 
 def geometric_mean(pairs: Sequence[tuple[Times, Times]], seed: int = 0) -> Estimate:
@@ -71,10 +76,10 @@ def harmonic_mean(rates: Sequence[float]) -> float:
     return float(len(rates) / np.sum(1 / np.asarray(rates)))
 
 
-def _bootstrap_medians(ratios: Times, seed: int) -> Times:
+def _bootstrap_medians(values: Times, seed: int) -> Times:
     """The medians of resampled rounds."""
-    picks = np.random.default_rng(seed).integers(0, len(ratios), (RESAMPLES, len(ratios)))
-    medians: Times = np.median(ratios[picks], axis=1)
+    picks = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
+    medians: Times = np.median(values[picks], axis=1)
     return medians
 
 

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from flashladder.common import trust
+from flashladder.common import trust, yaml_files
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import BuildRequest, build, sass
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass.pipes import WARP
 from flashladder.common.errors import ConfigError, EmulatorError
+from flashladder.common.own import FIRST
 from flashladder.common.paths import ROOT, cache_dir
 from flashladder.common.predict.agreement import conflict_factor
 from flashladder.common.predict.subcore import Step, cycles, on_a_sub_core
@@ -43,6 +44,7 @@ FEW = 8  # workloads, about half a second each, that are not worth the start of 
 SETUP_CYCLES = 2000  # of a wave of CTAs: launching, loading the first tiles, storing O; a TileWork has its own
 WARPGROUP_CLOCK = 0.89  # of the highest clock, what wgmma leaves of it at the power limit: H200, docs/cost-model.md
 LOOP_CODE = ("common/compiler/sass/*.py", "common/predict/*.py")  # that makes a MainLoop of a cubin
+EXPERIENCE = ROOT / "configs" / "cost_model.yaml"
 PRICE_CODE = (*LOOP_CODE, "common/emulator/**/*.py")  # and a time of a MainLoop
 LAYOUT_FIELDS = ("block_m", "block_n", "num_warps", "num_stages")  # configurations alike in these have one layout
 
@@ -143,13 +145,31 @@ def time_us(problem: Problem, artifact: Artifact, gpu: GpuDescription, conflict_
     return workload(problem, artifact, gpu, conflict_factor).time_us()
 
 
-def experience(artifact: Artifact) -> str:
-    """How far measured times were from such predictions (docs/cost-model.md)."""
-    if operation_named(artifact.operation).unit == BANDWIDTH:
-        return "on an H100, kernels of the ladder mla took 0.68 to 3.8 times what it predicts"
-    if MainLoop.of(artifact).tile:
-        return "on an H200, rungs 25 to 36 took 0.93 to 1.08 times what it predicts"
-    return "on an H100, kernels of mma.sync took 1.12 to 1.41 times what it predicts"
+@dataclass(frozen=True)
+class Experience:
+    """How far measured times were from predictions: between `low` and `high` times as long."""
+
+    low: float
+    high: float
+    kernels: str
+    gpu: str
+
+    def __str__(self) -> str:
+        return f"on an {self.gpu}, {self.kernels} took {self.low:g} to {self.high:g} times what it predicts"
+
+
+def experience(version: Version) -> Experience | None:
+    """That with the rung, or with kernels of its kind; None where no such kernel was held against a GPU."""
+    known = yaml_files.parsed(EXPERIENCE.read_text())
+    if interval := known["rungs"].get(version.address):
+        return Experience(*interval, f"rung {version.address} (bf16, head_dim 128, no mask)", known["gpu"].upper())
+    if operation_named(version.operation).unit == BANDWIDTH:
+        return Experience(0.68, 3.8, "kernels of the ladder mla", "H100")
+    if version.operation != FIRST:
+        return None
+    if version.instruction_set == "hopper":
+        return Experience(0.93, 1.08, "rungs 25 to 37", "H200")
+    return Experience(1.12, 1.41, "kernels of mma.sync", "H100")
 
 
 def mean_us(times: Sequence[float]) -> float:

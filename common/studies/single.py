@@ -16,11 +16,13 @@ from flashladder.common.compiler import build_one
 from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.console import progress
 from flashladder.common.emulator import Report
+from flashladder.common.errors import FlashLadderError
 from flashladder.common.measure import baselines, contest, references
 from flashladder.common.measure.entrants import Entrant, ReferenceEntrant
 from flashladder.common.measure.references import Configured
 from flashladder.common.measure.timing import Measurement, TimingSettings
 from flashladder.common.predict import outlook
+from flashladder.common.predict.outlook import Outlook
 from flashladder.common.problem.check import Check, expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
@@ -43,6 +45,7 @@ class Outcome:
     facts: Mapping[str, str] = field(default_factory=dict)  # what more there is to say of the run, by what it is of
     report: Report | None = None  # the emulator's
     measurement: Measurement | None = None  # None where nothing was timed
+    predicted: Outlook | None = None  # in the place of a time, where there is one
     titles: Mapping[str, str] = field(default_factory=dict)  # of official kernels
     absent: Mapping[str, str] = field(default_factory=dict)  # official kernels that took no part, with the reason
     on_gpu: bool = False
@@ -70,8 +73,14 @@ def run(entrant: Entrant, ask: Ask, place: Target, settings: TimingSettings | No
         with progress("emulated CTAs") as update:
             outcome = emulate(artifact, problem, update)
         if outcome.report and settings:
-            usual = partial(ask, "usual")
-            facts["predicted"] = outlook.in_words(entrant, usual, place.gpu, outcome.report)
+            try:
+                predicted = outlook.predict(entrant, partial(ask, "usual"), place.gpu, outcome.report)
+            except FlashLadderError as error:
+                facts["predicted"] = f"nothing: {error}"
+            else:
+                outcome, config = replace(outcome, predicted=predicted), predicted.artifact.config
+                other = "" if config == artifact.config else f"; configuration {config.name.replace(',', ', ')}"
+                facts["predicted"] = f"{predicted}{other}"
     if entrant.winner(problem):
         nearest = "" if entrant.tuned_for == place.gpu.name else f", the nearest to {place.gpu.name} that has winners"
         facts["tuned"] = f"by `flashladder search`, for {entrant.tuned_for}{nearest}; --untuned: the rung's default"

@@ -12,6 +12,7 @@ from flashladder.common.catalog import Version
 from flashladder.common.compiler.sass import Code, SassInstruction
 from flashladder.common.compiler.sass.instruction import Position
 from flashladder.common.compiler.sources import own_line
+from flashladder.common.own import FIRST
 
 FLOOR = 0.03  # gains below are not told from none
 MOST_LINES = 3
@@ -46,6 +47,12 @@ class Diagnosis:
     @property
     def is_measured(self) -> bool:
         return self.unit == MICROSECONDS
+
+    @property
+    def experience(self) -> tuple[float, float] | None:
+        """How many times as long as predicted a GPU took for such rungs (docs/cost-model.md); None: not compared."""
+        is_known = self.version.home is None and self.version.ladder == FIRST and "02" <= self.version.number <= "24"
+        return (1.13, 1.2) if is_known and not self.is_measured else None
 
     def gain(self, limit: Limit) -> float:
         """By how much the kernel would be faster without a limit: 0.1 is 10 %."""
