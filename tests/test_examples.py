@@ -10,7 +10,14 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MOST_LINES = 40
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+SLOW = ("try_configurations",)  # it compiles ten kernels
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem in SLOW else []) for path in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_an_example_runs(path, capsys):
     assert len(path.read_text().splitlines()) <= MOST_LINES
     runpy.run_path(str(path))

@@ -14,6 +14,7 @@ from flashladder.common.errors import DeviceError
 from flashladder.common.measure.timing import Mode
 from flashladder.common.problem.config import GpuDescription
 from flashladder.common.problem.problem import Problem
+from flashladder.common.report.answer import Findings
 from flashladder.common.runtime import gpu as device
 from flashladder.tuner import AUTO, forecast, job, show
 from flashladder.tuner.job import Job, Ranking, SearchSettings
@@ -42,17 +43,20 @@ def tune(
     workers: Sequence[Worker],
     options: SearchSettings,
     seconds: float = math.inf,
+    findings: Findings | None = None,
 ) -> int:
     """Finds the best configuration of each space, one after the other; the exit code.
 
     What workers measured goes to configs/tuned. Without workers the cost model ranks, and its ranking goes to results.
-    Seconds: for all spaces.
+    Seconds: for all spaces. Findings: what programs are told is added to them.
     """
     if workers and not options.compiled:
         parts = sum(len(space.problems) for space in spaces)
         options = replace(options, compiled=affordable(seconds, parts))
     jobs = [Job(space, gpu, own_study(space, options, spaces)) for space in spaces]
-    return run(jobs, workers, seconds) if workers else rank(jobs, seconds, options.exhaustive)
+    if workers:
+        return run(jobs, workers, seconds, findings)
+    return rank(jobs, seconds, options.exhaustive, findings)
 
 
 def own_study(space: Space, options: SearchSettings, spaces: Sequence[Space]) -> SearchSettings:
@@ -67,7 +71,9 @@ def own_study(space: Space, options: SearchSettings, spaces: Sequence[Space]) ->
     return replace(options, study="-".join(words))
 
 
-def rank(jobs: Sequence[Job], seconds: float = math.inf, exhaustive: bool = False) -> int:
+def rank(
+    jobs: Sequence[Job], seconds: float = math.inf, exhaustive: bool = False, findings: Findings | None = None
+) -> int:
     """Rank the rungs by the cost model, one after the other, and go on where an earlier ranking ended.
 
     Seconds: for all of them, dealt out evenly; what one leaves is the others'. Without any, forecast.SECONDS a rung,
@@ -77,6 +83,7 @@ def rank(jobs: Sequence[Job], seconds: float = math.inf, exhaustive: bool = Fals
         seconds = forecast.SECONDS * len(jobs)
     ends = time.monotonic() + seconds
     for number, each in enumerate(jobs):
+        show.begins(jobs, number, ends - time.monotonic())
         found = each.forecast()
         share = (ends - time.monotonic()) / (len(jobs) - number)
         try:
@@ -86,10 +93,14 @@ def rank(jobs: Sequence[Job], seconds: float = math.inf, exhaustive: bool = Fals
             show.forecast(each, found)
             raise
         show.forecast(each, found)
+        if findings:
+            findings.add(show.forecast_answer(each, found))
     return 0
 
 
-def run(jobs: Sequence[Job], workers: Sequence[Worker], seconds: float = math.inf) -> int:
+def run(
+    jobs: Sequence[Job], workers: Sequence[Worker], seconds: float = math.inf, findings: Findings | None = None
+) -> int:
     """Prepare and tune the rungs one after the other; the next ones are compiled while one is measured.
 
     Seconds: for all of them, dealt out evenly once the first is ranked; what one leaves is the others'.
@@ -105,6 +116,7 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], seconds: float = math.in
         for number, (each, ledger) in enumerate(zip(jobs, ledgers, strict=True)):
             begin = time.monotonic()
             share = (ends - begin) / (len(jobs) - number)
+            show.begins(jobs, number, ends - begin)
             ranking = ahead.wait_for(each)
             console.print(show.stock(ranking.stock), soft_wrap=True)
             try:
@@ -114,6 +126,8 @@ def run(jobs: Sequence[Job], workers: Sequence[Worker], seconds: float = math.in
                 raise
             failed |= final is None
             show.final(each, ledger, final, effort)
+            if findings:
+                findings.add(*show.final_answer(each, final))
     finally:
         ahead.stop()
         for worker in workers:

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from flashladder.common.catalog import winners
-from flashladder.common.console import aside, console, warn
+from flashladder.common.console import aside, console, duration, warn
+from flashladder.common.predict import cost
 from flashladder.common.predict.agreement import rank_correlation
-from flashladder.common.problem.config import spell
+from flashladder.common.problem.config import KernelConfig, parse_values, spell
 from flashladder.common.report import formats
+from flashladder.common.report.answer import Fault, Kernel, Ratio, Time
 from flashladder.common.report.display import VERDICT_STYLES
 from flashladder.common.report.tables import folding, numbers, table
 from flashladder.tuner import trial_log
+from flashladder.tuner.gpu_bench import opponents
 from flashladder.tuner.ledger import MEASURED, Ledger, outcome_of, verdict_of
 from flashladder.tuner.storage import without_password
 
 if TYPE_CHECKING:
-    from flashladder.common.problem.config import KernelConfig
     from flashladder.tuner.candidates import Stock
     from flashladder.tuner.forecast import Forecast
     from flashladder.tuner.job import Job
     from flashladder.tuner.study_runner import Effort
 
 SHOWN = 10  # kernels of a ranking that are printed; all are in its file
+
+
+def begins(jobs: Sequence[Job], number: int, seconds: float) -> None:
+    """Where a search of several rungs stands, "rung 3 of 25", and how long the rest takes, where that is bounded."""
+    rungs = list(dict.fromkeys(job.space.version.name for job in jobs))
+    job = jobs[number]
+    what = f"rung {rungs.index(job.space.version.name) + 1} of {len(rungs)}: {job.space.version.name}"
+    what += f", {job.space.words}" if len(jobs) > len(rungs) else ""
+    left = "" if math.isinf(seconds) else f"; {duration(max(0.0, seconds))} at most for what is left"
+    console.print(f"{what}{left}", style="bold", soft_wrap=True)
 
 
 def stock(found: Stock) -> str:
@@ -96,6 +109,38 @@ def forecast(job: Job, found: Forecast) -> None:
         console.print("The same command goes on with the others.")
     path = trial_log.write_predictions(found, job.study, job.folder)
     aside(str(path))
+
+
+def forecast_answer(job: Job, found: Forecast) -> list[Kernel]:
+    """The ranking for programs, one configuration of each machine code; times are means over the problems."""
+    known = cost.experience(job.space.version)
+    kernels = []
+    for price, *_ in found.kernels:
+        low, high = (price.predicted_us * known.low, price.predicted_us * known.high) if known else (None, None)
+        time = Time(value=price.predicted_us, low=low, high=high, unit="us", basis="predicted", gpu=job.gpu.title)
+        figures = {"registers": price.registers, "spill_bytes": price.local_bytes, "time": time}
+        kernels.append(_of(job, price.config, **figures))
+    return kernels
+
+
+def final_answer(job: Job, record: dict[str, Any] | None) -> tuple[list[Kernel], list[Fault]]:
+    """The finalists for programs, the winner first; a fault where there is none."""
+    if record is None:
+        return [], [Fault(kind="refused", message=f"{job.space.version.name}: no kernel could be measured")]
+    kernels = []
+    for each in sorted(record["standings"], key=lambda each: each["code"] != record["winner"]):
+        gpu, to = record.get("device", job.gpu.title), opponents(job.space.problems)
+        time = Time(value=cost.mean_us(each["times_us"]), unit="us", basis="measured", gpu=gpu)
+        verdict = "faster" if each["low"] > 1 else "slower" if each["high"] < 1 else "unclear"
+        ratio = Ratio(to=to, value=each["ratio"], low=each["low"], high=each["high"], verdict=verdict)
+        config = KernelConfig.of(**parse_values(each["config"]))
+        kernels.append(_of(job, config, right=True, device=gpu, time=time, ratio=ratio))
+    return kernels, []
+
+
+def _of(job: Job, config: KernelConfig, **more: Any) -> Kernel:
+    problems = "; ".join(problem.name for problem in job.space.problems)
+    return Kernel(name=job.space.version.address, config=config.as_dict(), problem=problems, **more)
 
 
 def _differing(config: KernelConfig, default: KernelConfig) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 import subprocess
 import sys
 
@@ -248,6 +249,17 @@ def test_rungs_that_do_not_suit_are_a_line_for_each_reason(run, monkeypatch):
     assert code == 0, err
     assert "left out, 25, 26, 27: uses hopper instructions, which need sm_90a, not sm_80" in err
     assert err.count("left out") == 1
+
+
+def test_the_rung_that_calls_launch_comes_first_and_each_says_which_it_is(run, monkeypatch):
+    monkeypatch.setattr(Forecast, "extend", lambda *_: None)
+    suiting = space.all_suiting
+    monkeypatch.setattr(space, "all_suiting", lambda rungs, *rest: suiting(list(rungs)[22:25], *rest))
+    code, out, err = run("--gpu", "a100", "--offline")
+    assert code == 0, err
+    names = ("24_woven_general", "22_barrier_amid", "23_general")
+    assert re.findall(r"rung \d of \d: \w+", out) == [f"rung {n} of 3: {name}" for n, name in enumerate(names, 1)]
+    assert "; 3 min at most" in out
 
 
 def test_a_rung_without_time_says_so_and_shows_no_empty_table(run, monkeypatch, tmp_path):

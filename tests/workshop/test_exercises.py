@@ -2,12 +2,15 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+import torch
 
 from flashladder.common.compiler.sass import count
 from flashladder.common.console import EXIT_ERROR, run
 from flashladder.common.errors import BuildError, ConfigError
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.workshop import exercises
 from flashladder.common.workshop.exercises import page
 from flashladder.tools.commands import exercise as tool
@@ -112,7 +115,21 @@ def test_what_is_right_on_easy_inputs_alone_is_not_solved(tmp_path):
     found = exercises.grade(exercise, kernel)
     assert found.reached
     assert found.faults
-    assert all("(inputs: large_values)" in fault for fault in found.faults)
+    assert all("(inputs: large_values, seed " in fault for fault in found.faults)
+
+
+def test_work_for_known_inputs_alone_is_not_solved(tmp_path):
+    """A kernel that looks whether its inputs are those of seed 0, of each family."""
+    exercise = exercises.find("02")
+    problems = [replace(exercise.problem, family=family) for family in ("normal", *exercise.families)]
+    known = [int(make_inputs(problem).q.flatten()[0].view(torch.uint16)) for problem in problems]
+    seen = " && ".join(f"first != {bits}u" for bits in known)
+    look = f"const unsigned first = *reinterpret_cast<const unsigned short *>(params.q); if ({seen}) return;"
+    head, brace, body = exercise.version.kernel.read_text().partition("params) {\n")
+    (tmp_path / "kernel.cu").write_text(head + brace + look + body)
+    found = exercises.grade(exercise, tmp_path / "kernel.cu")
+    assert found.reached
+    assert any("were not written" in fault for fault in found.faults), found.faults
 
 
 def test_without_copies_counts_all_mmas_of_a_loop_that_waits():

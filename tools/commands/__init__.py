@@ -8,16 +8,22 @@ common/, and prints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashladder import __version__
 from flashladder.common.console import EXIT_ERROR, Parser, console, fail, run
-from flashladder.common.errors import unknown
+from flashladder.common.errors import FlashLadderError, unknown
 from flashladder.common.packages import lack
 from flashladder.common.paths import ROOT, is_checkout, mixed_checkouts
+
+if TYPE_CHECKING:
+    from flashladder.common.report.answer import Answer
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,36 @@ def main(words: Sequence[str] | None = None, script: Path | None = None) -> int:
         return fail(lack(error))
     parser: Parser = module.parser()
     parser.prog = f"flashladder {name}"
-    return run(module.main, parser, rest)
+    return run(partial(_answer, name, module.main), parser, rest)
+
+
+def ask(command: str, *words: str) -> Answer:
+    """What `flashladder COMMAND ... --json` prints. SystemExit for words that the command does not know."""
+    module = import_module(COMMANDS[command].module)
+    parser: Parser = module.parser()
+    parser.prog = f"flashladder {command}"
+    return _judged(command, module.main, parser.parse_args([*words, "--json"]))[1]
+
+
+def _answer(name: str, main: Callable[[Namespace], int], arguments: Namespace) -> int:
+    """Runs a command. With --json its findings alone go to stdout, an error among them."""
+    if not getattr(arguments, "json", None):
+        return main(arguments)
+    code, answer = _judged(name, main, arguments)
+    print(answer.model_dump_json(indent=1))
+    return code
+
+
+def _judged(name: str, main: Callable[[Namespace], int], arguments: Namespace) -> tuple[int, Answer]:
+    console.quiet = True
+    try:
+        code = main(arguments)
+    except (FlashLadderError, OSError, ModuleNotFoundError) as error:
+        arguments.json.fail(error)
+        code = EXIT_ERROR
+    finally:
+        console.quiet = False
+    return code, arguments.json.answer(name)
 
 
 def _overview() -> str:

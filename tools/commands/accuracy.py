@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from flashladder.common.records.run_files import RunLog
+    from flashladder.common.report.answer import Findings
     from flashladder.common.studies.accuracy.study import Study
 
 EXIT_MISSED = 1
@@ -61,6 +62,7 @@ def parser() -> Parser:
     made.add_argument("--no-log", action="store_true", help="write nothing to results/")
     made.add_argument("--page", action="store_true", help="run nothing; write the page from the log")
     options.add_device(made)
+    options.add_json(made)
     return made
 
 
@@ -84,7 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
         aside(f"logged to {log.path}")
         if found["device"].iloc[-1] != "emulator":
             _write_page(log)
-    return _show(found)
+    return _show(found, arguments.json)
 
 
 def _study(arguments: argparse.Namespace) -> Study:
@@ -132,13 +134,18 @@ def _rungs(names: Sequence[str], arch: str) -> list[Version]:
     return chosen
 
 
-def _show(found: pd.DataFrame) -> int:
+def _show(found: pd.DataFrame, findings: Findings | None) -> int:
     """The worst family of each kernel, and the bars that rungs miss."""
     from flashladder.common.report import accuracy
 
     rows = accuracy.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
     console.print(accuracy.worst(rows))
     missed = accuracy.missed(rows)
+    if findings:
+        from flashladder.common.report import answer
+
+        faults = [answer.Fault(kind="accuracy", message=f"beyond a bar: {words}") for words in missed]
+        findings.add(answer.of_accuracy(rows), faults)
     for words in missed:
         console.print(f"beyond a bar: {words}", soft_wrap=True)
     return EXIT_MISSED if missed else 0

@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashladder.common.catalog import ladder_of
 from flashladder.common.errors import ConfigError, unknown
-from flashladder.common.problem.config import Value, gpu_names, parse_values
+from flashladder.common.problem.config import Value, gpu_names, parse_values, spell
 
 if TYPE_CHECKING:
+    from flashladder.common.catalog import Version
+    from flashladder.common.problem.config import GpuDescription, KernelConfig
     from flashladder.common.problem.problem import Operation, Problem
 
 _DTYPES = ("bf16", "fp16")
+MOST_SEEDS = 1_000_000
 TOKENS = 16384  # of a row of benchmarks, where nobody says
 _SHAPES = ("seqlens", "causal", "batch", "tokens", "heads", "heads_k", "head_dim", "head_dim_v", "dtype", "family")
 _PROBLEMS = (*_SHAPES, "set", "lse", "window", "softcap")
@@ -34,6 +38,22 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         metavar="NAME",
         help=f"the GPU to compile for ({', '.join(gpu_names())}); default: the one here, or h100",
+    )
+
+
+class _Gather(argparse.Action):
+    """--json: what the command finds is gathered, to be printed at its end."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        from flashladder.common.report.answer import Findings
+
+        setattr(namespace, self.dest, Findings())
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json; `arguments.json` is None, or Findings to add to."""
+    parser.add_argument(
+        "--json", action=_Gather, nargs=0, help="print one answer for programs (docs/programs.md), and nothing else"
     )
 
 
@@ -66,7 +86,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=_DTYPES)
     group.add_argument("--causal", action="store_true", help="each row sees no later key, aligned to the bottom right")
     group.add_argument("--softmax-scale", type=float, metavar="X", help="default: 1/sqrt(head_dim)")
-    group.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    group.add_argument("--seed", type=int, help="of the random inputs (default: 0; with --json one that is drawn anew)")
     group.add_argument("--family", metavar="NAME", help="of inputs: plateau_4 for example (default: normal)")
     group.add_argument("--layout", default="bshd", help="bshd, bhsd, padded or qkv: how the tensors lie in memory")
     _add_options(group)
@@ -214,6 +234,27 @@ def config_values(tokens: Sequence[str]) -> dict[str, Value]:
     return parse_values(",".join(tokens))
 
 
+def which_configuration(
+    version: Version, config: KernelConfig, gpu: GpuDescription, values: Mapping[str, Value]
+) -> str:
+    """The configuration of a rung in full, who chose it, and the other one that `flashladder run` takes."""
+    from flashladder.common.catalog import winners
+    from flashladder.common.problem.problem import Problem, operation_named
+
+    said = "by --config, the rest by default" if values else "the rung's default"
+    text = f"Configuration of {version.address}: {config.name.replace(',', ', ')} ({said})."
+    tuned_for = winners.source(gpu, version.home)
+    usual = Problem(**operation_named(version.operation).usual, operation=version.operation)
+    if values or not tuned_for or not (winner := winners.config(version, tuned_for, usual)):
+        return text
+    own = config.as_dict()
+    others = {name: value for name, value in winner.items if name in version.choices and own.get(name) != value}
+    if not others:
+        return text
+    listed = " ".join(f"{name}={spell(value)}" for name, value in others.items())
+    return f"{text} `flashladder run` takes what was tuned for {tuned_for}: --config {listed} shows that."
+
+
 def problem(
     arguments: argparse.Namespace,
     operation: str,
@@ -240,6 +281,8 @@ def problem(
         "family": arguments.family,
     }
     usual: dict[str, Any] = {**getattr(kind, size), **defaults}
+    if arguments.seed is None:  # a program must not try kernels on inputs that they could know
+        arguments.seed = 1 + secrets.randbelow(MOST_SEEDS) if getattr(arguments, "json", None) else 0
     own = _own(arguments, kind, usual)
     return Problem(
         **usual | {name: value for name, value in given.items() if value is not None} | {"options": own},

@@ -28,10 +28,13 @@ from flashladder.tools.commands import arguments as options
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from flashladder.common.compiler.artifact import Artifact
     from flashladder.common.measure.baselines import Baseline
     from flashladder.common.measure.cells import Cell
     from flashladder.common.measure.contest import Contest
+    from flashladder.common.measure.references import Configured
     from flashladder.common.problem.problem import Problem
+    from flashladder.common.report.answer import Findings
 
 SECONDS = {"cell": 5, "warming": 10}  # about what a cell takes, and what a kernel that a baseline compiles
 
@@ -58,6 +61,7 @@ def parser() -> Parser:
     made.add_argument("--out", type=Path, metavar="FILE", help="write what is printed to a file too")
     made.add_argument("--log", metavar="NAME", help="which log of results/ (default: bench; of cells: OPERATION_GPU)")
     made.add_argument("--no-log", action="store_true", help="write nothing to results/")
+    options.add_json(made)
     return made
 
 
@@ -93,6 +97,8 @@ def main(arguments: argparse.Namespace) -> int:
             console.print(f"{number} of {len(lineup)}: {cell.title}", soft_wrap=True)
         result = contest.hold(problem, kernels, official, settings, "cuda" if on_gpu else "cpu")
         contests.append(result)
+        if arguments.json:
+            _tell(arguments.json, result, kernels, on_gpu)
         for remark in result.remarks:
             warn(remark)
         if result.measurement and not (arguments.brief or cell):
@@ -113,6 +119,18 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.out:
         arguments.out.write_text(console.export_text())
     return EXIT_ERROR if any(not check.passed for result in contests for check in result.checks.values()) else 0
+
+
+def _tell(findings: Findings, result: Contest, kernels: Mapping[str, Artifact | Configured], on_gpu: bool) -> None:
+    """What a contest gave, for programs."""
+    import torch
+
+    from flashladder.common import host
+    from flashladder.common.report import answer
+
+    device = torch.cuda.get_device_name() if on_gpu else host.title()
+    faults = [fault for name, check in result.checks.items() for fault in answer.faults_of(name, check)]
+    findings.add(answer.of_contest(result, kernels, device), faults)
 
 
 def _official(arguments: argparse.Namespace, operation: str, on_gpu: bool) -> list[Baseline]:

@@ -33,7 +33,7 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.escape import spreadsheet
     from flashladder.common.records import benches, ladders, run_files
     from flashladder.common.report.dashboard import data, opcodes, page
-    from flashladder.common.report.pages import cell_page, cells, ladder, limits, readme, references, steps
+    from flashladder.common.report.pages import cell_page, cells, ladder, limits, programs, readme, references, steps
     from flashladder.common.workshop import tried
 
     folder = results_dir()
@@ -53,7 +53,11 @@ def main(arguments: argparse.Namespace) -> int:
         *ladder.sections(folder, measured),
         *cells.sections(page_of, folder, results.cells),
         *cell_page.parts(folder, results.of_cells),
-        *([*references.sections(results.references), limits.section(folder), *steps.sections()] if is_own else []),
+        *(
+            [*references.sections(results.references), limits.section(folder), programs.section(), *steps.sections()]
+            if is_own
+            else []
+        ),
         *(tried.sections() if is_own else []),
     ]
     if arguments.check:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from flashladder.common.console import Parser, UsageError, aside, console
 from flashladder.common.errors import ConfigError
+from flashladder.tools.commands import arguments as options
 
 if TYPE_CHECKING:
+    from flashladder.common.report.answer import Findings
     from flashladder.common.workshop.exercises import Exercise
 
 EXIT_UNSOLVED = 1
@@ -25,6 +27,7 @@ def parser() -> Parser:
     made = Parser(__doc__)
     made.add_argument("version", nargs="?", metavar="RUNG", help="02, or swizzling; without one: the list")
     made.add_argument("--check", action="store_true", help="grade the kernel; the exit code is 1 until it is solved")
+    options.add_json(made)
     made.add_argument("--hint", type=int, metavar="N", help="show a hint: 1 is the vaguest, the last one the solution")
     made.add_argument("--folder", type=Path, metavar="FOLDER", help="where the kernel is (default: exercises/RUNG)")
     return made
@@ -34,6 +37,8 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.workshop import exercises
     from flashladder.common.workshop.exercises import page
 
+    if arguments.json and not arguments.check:
+        raise ConfigError("--json is for a grade: add --check")
     if arguments.version is None:
         if arguments.check or arguments.hint is not None:
             raise UsageError
@@ -43,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
     folder = arguments.folder or Path("exercises", exercise.version.file_name)
     if arguments.hint is not None:
         return _hint(exercise, arguments.hint)
-    return _check(exercise, folder) if arguments.check else _begin(exercise, folder)
+    return _check(exercise, folder, arguments.json) if arguments.check else _begin(exercise, folder)
 
 
 def _begin(exercise: Exercise, folder: Path) -> int:
@@ -57,7 +62,7 @@ def _begin(exercise: Exercise, folder: Path) -> int:
     return 0
 
 
-def _check(exercise: Exercise, folder: Path) -> int:
+def _check(exercise: Exercise, folder: Path, findings: Findings | None) -> int:
     from flashladder.common.workshop.exercises import grade, page
 
     kernel, address = folder / page.KERNEL, exercise.version.address
@@ -67,6 +72,8 @@ def _check(exercise: Exercise, folder: Path) -> int:
         )
     with console.status("compiled and run on the emulator"):
         found = grade(exercise, kernel)
+    if findings:
+        findings.add([page.judged(found)], page.faults(found))
     console.print(page.verdict(found))
     console.print(page.figures(found))
     if not found.solved:

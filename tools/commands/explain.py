@@ -30,6 +30,7 @@ def parser() -> Parser:
     made.add_argument("--gpu", metavar="NAME", help="predict for this GPU (default: the one here, or h100)")
     made.add_argument("--predict", action="store_true", help="predict, though there is a GPU")
     options.add_problem(made)
+    options.add_json(made)
     made.add_argument("--pages", type=Path, metavar="FOLDER", help="where ncu's pages are kept, and found again")
     return made
 
@@ -40,19 +41,40 @@ def main(arguments: argparse.Namespace) -> int:
     versions = catalog.select(arguments.versions)
     if len(versions) == 1:
         found = _diagnose(versions[0], arguments)
+        _tell(arguments, [found])
         for paragraph in diagnosis.report(found):
             console.print(paragraph, soft_wrap=False)
+        _name_configurations([found], arguments)
         console.print(diagnosis.limits(found))
         return 0
     predicted = _predicted(versions, arguments)
+    _tell(arguments, predicted)
     if len(versions) == 2:
         one, other = predicted
         for paragraph in difference.report(one, other):
             console.print(paragraph)
+        _name_configurations(predicted, arguments)
         console.print(difference.limits(one, other))
     else:
         console.print(diagnosis.summary(predicted))
+        console.print("Each in its default configuration" + (", but for --config" if arguments.config else "") + ".")
     return 0
+
+
+def _name_configurations(found: Sequence[Diagnosis], arguments: argparse.Namespace) -> None:
+    from flashladder.common.runtime import target
+
+    gpu, values = target.resolve("auto", arguments.gpu).gpu, options.config_values(arguments.config)
+    for each in found:
+        config = each.code.artifact.config
+        console.print(options.which_configuration(each.version, config, gpu, values), soft_wrap=True)
+
+
+def _tell(arguments: argparse.Namespace, found: Sequence[Diagnosis]) -> None:
+    if arguments.json:
+        from flashladder.common.report import answer
+
+        arguments.json.add(map(answer.of_diagnosis, found))
 
 
 def _diagnose(version: Version, arguments: argparse.Namespace) -> Diagnosis:

@@ -43,6 +43,7 @@ def parser() -> Parser:
     made.add_argument("--no-measure", action="store_true", help="run once and check, no timing")
     made.add_argument("--verbose", action="store_true", help="all that the emulator counts, line by line")
     made.add_argument("--no-log", action="store_true", help="write no row to results/runs.csv")
+    options.add_json(made)
     idea = made.add_argument_group("trials of an idea")
     idea.add_argument("--against", metavar="RUNG", help="compare with it, and keep the verdict with the rung")
     idea.add_argument("--watch", action="store_true", help="a trial at every save, against the rung's parent")
@@ -52,6 +53,8 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    if arguments.json and (arguments.list or arguments.watch or arguments.against):
+        raise ConfigError("--json is for a run: leave out --list, --watch and --against")
     if arguments.list:
         return _list(arguments.version)
     if arguments.version is None:
@@ -96,6 +99,12 @@ def _run(kernel: catalog.Version | catalog.Reference, values: dict[str, Value], 
         console.print(part)
     if not arguments.no_log:
         aside(f"logged to {single.log(kernel, outcome)}")
+    if arguments.json:
+        from flashladder.common.report import answer
+
+        name = kernel.address if isinstance(kernel, catalog.Version) else kernel.name
+        arguments.json.add([answer.of_outcome(name, outcome)], answer.faults_of(name, outcome.check))
+        return 0 if outcome.check.passed else EXIT_ERROR
     outcome.check.require(f"{kernel.name} with {outcome.kernel.config.name}")
     return 0
 

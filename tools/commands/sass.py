@@ -77,8 +77,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _inspect(name: str, arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     version = catalog.find(name)
-    code = read(build_one(version, version.config(gpu, **options.config_values(arguments.config)), gpu.arch))
+    values = options.config_values(arguments.config)
+    code = read(build_one(version, version.config(gpu, **values), gpu.arch))
     console.print(show.summary(version, code, gpu))
+    console.print(options.which_configuration(version, code.artifact.config, gpu, values), soft_wrap=True)
     console.print(show.bounds(code, gpu))
     console.print(show.limit(code, gpu), end="\n\n")
     console.print(show.lines(code))

@@ -1,7 +1,7 @@
 """Find the configuration with which a rung of the ladder is fastest on a GPU.
 
 flashladder search 16 --gpu h100                  one rung
-flashladder search --gpu h100                     every rung that the GPU can run
+flashladder search --gpu h100                     every rung that the GPU can run, those first that calls launch
 flashladder search --gpu h100 --budget-seconds 360      the same, all in six minutes
 flashladder search 24 --gpu h100 --seqlens 1024..8192 --causal both --trials 100
 flashladder search decode/07 --gpu h100 --batch 1,8 --seqlens 1024,8192 --set paged=true
@@ -31,12 +31,13 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flashladder.common import catalog
 from flashladder.common.catalog import winners
 from flashladder.common.console import Parser, warn
-from flashladder.common.errors import ConfigError
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.problem.config import GpuDescription, gpu_names, load_gpu
 from flashladder.tools.commands import arguments as options
 from flashladder.tuner import AUTO
@@ -95,6 +96,7 @@ def parser() -> Parser:
     study.add_argument(
         "--patience", type=options.above_zero, default=60, metavar="S", help="until a kernel counts as hung"
     )
+    options.add_json(made)
     return made
 
 
@@ -109,7 +111,7 @@ def main(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments, operation)
     measuring = (arguments.workers, gpu, settings.mode, arguments.patience)
     workers = [] if arguments.offline else campaign.find_workers(*measuring)
-    return campaign.tune(spaces, gpu, workers, settings, arguments.budget_seconds)
+    return campaign.tune(spaces, gpu, workers, settings, arguments.budget_seconds, arguments.json)
 
 
 def _gpu(name: str) -> GpuDescription:
@@ -136,7 +138,14 @@ def _spaces(
         warn(f"left out, {', '.join(rungs)}: {reason}")
     if not (spaces := [each for spaces, _ in found for each in spaces]):
         raise ConfigError("no rung is left to search; `flashladder search 16` says what else 16 would need")
-    return spaces
+    return sorted(spaces, key=lambda each: not _is_launched(each, gpu))  # else in their order
+
+
+def _is_launched(space: Space, gpu: GpuDescription) -> bool:
+    """Whether calls launch its rung for its problems on the GPU."""
+    with suppress(UnsupportedProblemError):
+        return catalog.choice(space.problems[0], catalog.Card(gpu.arch, gpu))[0] == space.version
+    return False
 
 
 def _launched(rung: catalog.Version, kinds: Sequence[tuple[Problem, ...]]) -> Sequence[tuple[Problem, ...]]:

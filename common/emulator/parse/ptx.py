@@ -1,5 +1,6 @@
 """The parsed form of a PTX kernel: registers, operands, instructions, memory variables, source positions."""
 
+import re
 from dataclasses import dataclass, field
 
 # Storage of a register by its declared class: numpy type codes. Types of the same width share storage.
@@ -127,6 +128,15 @@ class Instruction:
 def format_chain(chain: SourceChain) -> str:
     """`file:line < file:line`, innermost first, with the files' base names."""
     return " < ".join(f"{file.rsplit('/', 1)[-1]}:{line}" for file, line in chain)
+
+
+_CHAIN = re.compile(r"\bat ((?:[^\s:]+:\d+(?: < )?)+): `")
+
+
+def described_chains(report: str) -> list[SourceChain]:
+    """The chains of all instructions that a report describes, without those that have a PTX line alone."""
+    places = ([place.rsplit(":", 1) for place in chain.split(" < ")] for chain in _CHAIN.findall(report))
+    return [tuple((file, int(line)) for file, line in chain) for chain in places]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Grades a kernel that was written for an exercise. No GPU needed.
 
 It runs on the emulator, under the race detector. Its output is compared with the exact answer, also on inputs that a
-softmax which is not quite right does not survive. Its figures are compared with those of the start and of the rung,
-which are found in the same way.
+softmax which is not quite right does not survive, and which are drawn anew each time. Its figures are compared with
+those of the start and of the rung, which are found in the same way.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ from flashladder.common.workshop.exercises.exercise import Exercise
 from flashladder.common.workshop.exercises.measures import MEASURES
 
 GPU = "h100"  # compiled for, wherever it is graded
+MOST_SEEDS = 1_000_000
 
 Figures = dict[str, int]  # by the name of the measure
 
@@ -40,6 +42,8 @@ class Grade:
     rung: Figures
     own: Figures
     faults: tuple[str, ...]
+    kernel: Artifact
+    error: EmulatorError | None = None  # that ended its run, a race for example; the last of the faults
 
     @property
     def bound(self) -> int:
@@ -68,13 +72,16 @@ def grade(exercise: Exercise, kernel: Path) -> Grade:
     start, rung, own = build([BuildRequest(version, config, gpu.arch) for version in versions])
     faults: list[str] = []
     figures: Figures = {}
+    ended: EmulatorError | None = None
     try:
         figures = _figures(_run(own, problem, faults), own)
         for family in exercise.families:
-            _run(own, dataclasses.replace(problem, family=family), faults)
+            unseen = 1 + secrets.randbelow(MOST_SEEDS)  # else a kernel could know all inputs, and skip work for them
+            _run(own, dataclasses.replace(problem, family=family, seed=unseen), faults)
     except EmulatorError as error:
         faults.append(str(error))
-    return Grade(exercise, _known(start, problem), _known(rung, problem), figures, tuple(faults))
+        ended = error
+    return Grade(exercise, _known(start, problem), _known(rung, problem), figures, tuple(faults), own, ended)
 
 
 def _run(artifact: Artifact, problem: Problem, faults: list[str]) -> Report:
@@ -82,7 +89,7 @@ def _run(artifact: Artifact, problem: Problem, faults: list[str]) -> Report:
     tensors = make_inputs(problem)
     report = on_emulator(artifact, problem, tensors, race=problem.family == NORMAL)
     check = verify(expect(problem, tensors), tensors.outputs, tensors.buffers)
-    inputs = "" if problem.family == NORMAL else f" (inputs: {problem.family})"
+    inputs = "" if problem.family == NORMAL else f" (inputs: {problem.family}, seed {problem.seed})"
     faults += [f"{fault}{inputs}" for fault in check.faults]
     return report
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from flashladder.common.errors import ResultsError
 from flashladder.common.escape import Markdown
+from flashladder.common.report import answer
 from flashladder.common.report.tables import facts, folding, numbers, table
 from flashladder.common.report.templating import render
 from flashladder.common.workshop.exercises.exercise import Exercise
@@ -35,7 +36,7 @@ def begin(exercise: Exercise, folder: Path) -> Grade:
 
 def _task(start: Grade) -> str:
     values = {"exercise": start.exercise, "task": Markdown(start.exercise.task), "goal": goal(start), "kernel": KERNEL}
-    return render("exercise.md.j2", **values, gpu=GPU) + "\n"
+    return render("exercise.md.j2", **values, gpu=GPU, config=start.kernel.config.name) + "\n"
 
 
 def goal(found: Grade) -> str:
@@ -55,10 +56,34 @@ def verdict(found: Grade) -> Table:
         {
             "right": _answer(not found.faults, "yes, and without a race", "\n".join(found.faults)),
             "goal": goal(found),
+            "configuration": f"{found.kernel.config.name.replace(',', ', ')} (the rung's default)",
             "your kernel": _answer(found.reached, own, own),
             "grade": _answer(found.solved, "solved", "not solved yet"),
         },
     )
+
+
+def judged(found: Grade) -> answer.Kernel:
+    """The grade, for programs."""
+    exercise = found.exercise
+    goal = exercise.goal
+    own = {"own": found.own.get(goal), "reached": found.reached}
+    return answer.Kernel(
+        name=exercise.version.address,
+        config=found.kernel.config.as_dict(),
+        problem=exercise.problem.name,
+        device="emulator",
+        right=not found.faults,
+        goal=answer.Goal(figure=exercise.measure.title, start=found.start[goal], bound=found.bound, **own),
+        **answer.compiled(found.kernel),
+    )
+
+
+def faults(found: Grade) -> list[answer.Fault]:
+    """What is wrong with the kernel, for programs."""
+    of_outputs = found.faults[:-1] if found.error else found.faults
+    said = [answer.Fault(kind="output", message=fault) for fault in of_outputs]
+    return said + ([answer.fault_of(found.error)] if found.error else [])
 
 
 def _answer(good: bool, yes: str, no: str) -> Text:
