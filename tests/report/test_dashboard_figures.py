@@ -1,6 +1,8 @@
 """What the dashboard shows, apart from its page: figures that logs come to, the mix of instructions, pictures."""
 
+import itertools
 import re
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,7 +16,7 @@ from flashladder.common.records import ladders
 from flashladder.common.report.charts import ladder as figures
 from flashladder.common.report.charts import studies, theme
 from flashladder.common.report.charts.roofline import milestones
-from flashladder.common.report.dashboard import data, opcodes
+from flashladder.common.report.dashboard import data, opcodes, view
 from flashladder.tests.support import made_up
 
 
@@ -34,6 +36,16 @@ def test_means_over_lengths(tmp_path):
     assert line["step"] == pytest.approx(np.sqrt(1.2) / 0.91, rel=1e-3)
     assert line["below"] == "07_auto_tuned"
     assert line["step_low"] < line["step"] < line["step_high"]
+
+
+def test_the_heat_map_tells_ratios_apart():
+    def strength(ratio):
+        row = SimpleNamespace(ratio=ratio, ratio_low=ratio, ratio_high=ratio, tflops=1.0, verdict="")
+        return int(view._heat_cell(row)["strength"])
+
+    shades = [strength(ratio) for ratio in (1.0, 1.05, 1.25, 1.5, 1.9, 2.3)]
+    assert all(later - earlier >= 6 for earlier, later in itertools.pairwise(shades)), shades
+    assert strength(1 / 2.3) == strength(2.3)
 
 
 def test_rows_without_figures_do_not_count(tmp_path):

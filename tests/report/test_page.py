@@ -27,6 +27,8 @@ seen.overflow = root.scrollWidth - innerWidth;
 const isCut = (e) => e.getBoundingClientRect().right > innerWidth;
 seen.cut = all(".view:not([hidden]) .rungs th").filter(isCut).map((e) => e.textContent);
 seen.pictures = all(".picture svg").filter((svg) => svg.getBoundingClientRect().width > 0).length;
+const keys = all(".view:not([hidden]) .key li").map((e) => e.getBoundingClientRect()).filter((r) => r.width > 0);
+seen.keys = [keys.length, keys.every((r) => r.left >= 0 && r.right <= innerWidth)];
 seen.system = color();
 seen.themes = [0, 1, 2].map(() => { button.click(); return [button.textContent, color()]; });
 const bar = () => all(".view:not([hidden]) [data-tip] path")[0];
@@ -75,14 +77,19 @@ def visit(path, tmp_path, width, *, dark=False):
     return json.loads(title.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")), complaints
 
 
-@pytest.mark.parametrize(("width", "pictures"), [(1280, 5), (500, 4)])
-def test_a_visit(html, tmp_path, width, pictures):
-    """Pictures: the ladder, where there is room for it, and the roofline of one view, two mixes, the study."""
+@pytest.mark.parametrize(("width", "pictures", "has_keys"), [(1280, 5, False), (500, 4, True)])
+def test_a_visit(html, tmp_path, width, pictures, has_keys):
+    """Pictures: the ladder, where there is room for it, and the roofline of one view, two mixes, the study.
+
+    Where a picture may be cut, its legend is a list that is not.
+    """
     seen, complaints = visit(html, tmp_path, width)
     assert complaints == []
     assert seen["overflow"] <= 0
     assert seen["pictures"] == pictures
     assert seen["cut"] == []
+    assert (seen["keys"][0] > 3) == has_keys
+    assert seen["keys"][1]
     assert seen["view"] == [1, "h100-bf16"]
     assert seen["other"] == [1, "h100-fp16"]
     assert seen["pressed"] == ["false", "true"]

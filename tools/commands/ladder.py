@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # 01 to 16 all take it. Fragments and their double buffer are the techniques of 04 and 05; the tile stays.
 FIXED_CONFIG = "block_m=64,block_n=64,num_warps=4,q_fragments=2,k_fragments=2,v_fragments=2,double_buffer=true"
-BESIDE = "cudnn,fa3,triton,cute"
+BESIDE = "cudnn,fa3,fa4,triton,cute"
 
 
 def parser() -> Parser:

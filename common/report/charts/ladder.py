@@ -23,7 +23,13 @@ LABELS = 260  # pixels of the rungs' names, left of a picture
 LEAST_RATIO = 0.7  # where the scale of ratios begins; at its edge an arrow and a figure stand for a rung below
 LINE = 0.45  # of a row: what is at the edge of a rung that is below in both configurations
 KINDS = {"own": "its own configuration", "fixed": "one configuration for all"}
-FIELD_LINES = {"cudnn": "--", "fa3": "-.", "triton": ":", "cute": (0, (1, 1))}  # each has a colour of its name
+FIELD_LINES = {
+    "cudnn": "--",
+    "fa3": "-.",
+    "fa4": (0, (6, 1.5)),
+    "triton": ":",
+    "cute": (0, (1, 1)),
+}  # each has a colour of its name
 PIPES = {
     "tensor": "tensor cores",
     "lsu": "loads and stores",

@@ -139,4 +139,6 @@ def _name_curves(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.annotate(curve.name, (1, 0), (28, place), color=paint, **where)
         look: dict[str, Any] = {"color": paint, "linestyle": curve.dashes, "marker": curve.marker, "markersize": 5}
         y = place / height
-        axes.plot([1.012, 1.034], [y, y], transform=axes.transAxes, clip_on=False, markevery=[0], **look)
+        axes.plot(
+            [1.012, 1.034], [y, y], transform=axes.transAxes, clip_on=False, markevery=[0], label=curve.name, **look
+        )

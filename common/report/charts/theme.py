@@ -15,7 +15,10 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 import matplotlib as mpl
+import matplotlib.colors
+from markupsafe import escape
 from matplotlib.artist import Artist
+from matplotlib.container import Container
 from matplotlib.figure import Figure
 
 from flashladder.common.escape import Markdown, controls, markdown
@@ -32,6 +35,7 @@ PALETTE = {
     "official": ("#7a2e8e", "#d59ae6"),
     "cudnn": ("#00866b", "#2bc79a"),
     "fa3": ("#c2185b", "#ff7aa8"),
+    "fa4": ("#d1491b", "#ff9068"),
     "triton": ("#8a6d00", "#e0c341"),
     "cute": ("#5f6b7a", "#a9b4c0"),
     "good": ("#0b7a53", "#3ddc97"),
@@ -157,6 +161,27 @@ def _style() -> dict[Any, Any]:
     }
 
 
+def with_key(drawn: Figure, name: str, title: str) -> str:
+    """The figure's SVG, and behind it its legend as a list, for windows in which the picture is cut."""
+    entries = [pair for legend in drawn.legends for pair in zip(legend.legend_handles, legend.get_texts(), strict=True)]
+    named = {text.get_text(): handle for handle, text in entries}
+    for axes in drawn.axes:
+        named |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    lines = (f'<li style="color: {_paint(handle)}">{escape(text)}</li>' for text, handle in named.items())
+    return inline_svg(drawn, name, title) + _with_properties(f'<ul class="key">{"".join(lines)}</ul>' if named else "")
+
+
+def _paint(handle: Any) -> str:
+    handle = handle[0] if isinstance(handle, Container) else handle  # of bars
+    return mpl.colors.to_hex(handle.get_color() if hasattr(handle, "get_color") else handle.get_facecolor())
+
+
+def _with_properties(text: str) -> str:
+    for role in PALETTE:
+        text = text.replace(colour(role), f"var(--{role})")
+    return text
+
+
 def inline_svg(drawn: Figure, name: str, title: str) -> str:
     """The figure's SVG, without what matplotlib adds for others; its colours are the page's custom properties."""
     saved = io.StringIO()
@@ -166,10 +191,7 @@ def inline_svg(drawn: Figure, name: str, title: str) -> str:
     _tidy(root, title)
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
-    text = ElementTree.tostring(root, encoding="unicode")
-    for role in PALETTE:
-        text = text.replace(colour(role), f"var(--{role})")
-    return text
+    return _with_properties(ElementTree.tostring(root, encoding="unicode"))
 
 
 def _tidy(root: ElementTree.Element, title: str) -> None:

@@ -80,7 +80,7 @@ def _mix(gpu: str, counts: pd.DataFrame) -> dict[str, Any]:
     rows = [{"version": version, "counts": [int(row[kind]) for kind in kinds]} for version, row in loops.iterrows()]
     titles = ladders.titles()
     pictures = {
-        name: theme.inline_svg(charts.mix(table, titles, name), f"mix-{gpu}-{name}", f"Instruction mix, {gpu}, {name}")
+        name: theme.with_key(charts.mix(table, titles, name), f"mix-{gpu}-{name}", f"Instruction mix, {gpu}, {name}")
         for name, table in data.mixes(counts).items()
     }
     return {"gpu": gpu, "pictures": pictures, "kinds": list(kinds), "rows": rows}
@@ -96,14 +96,14 @@ def _study(name: str, trials: pd.DataFrame) -> dict[str, Any]:
         what, ratio = f"{what}, among the finalists,", best["final_ratio"]
     counts = f"{len(trials)} trials of {best['version']}, {len(measured)} measured"
     words = f"{counts}; {what} has the ratio {ratio:.3f}: {best['config'].replace(',', ', ')}"
-    svg = theme.inline_svg(charts.tuning(trials), f"study-{name}", f"Trials of {name}")
+    svg = theme.with_key(charts.tuning(trials), f"study-{name}", f"Trials of {name}")
     pictures = optuna_pictures(trials)
     return {"name": name, "words": words, "svg": svg, "pictures": pictures, "large": len(trials) >= LARGE_STUDY}
 
 
 def _experiment(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     experiment, latest = EXPERIMENTS[name], experiment_charts.latest(rows)
-    svg = theme.inline_svg(experiment_charts.DRAW[name](latest), name, experiment.title)
+    svg = theme.with_key(experiment_charts.DRAW[name](latest), name, experiment.title)
     source = experiment_charts.source(latest)
     return {"title": experiment.title, "text": experiment.text, "source": source, "svg": svg}
 

@@ -16,9 +16,10 @@ from flashladder.common.records.slowdowns import remarks
 from flashladder.common.report.charts import theme
 from flashladder.common.report.charts.ladder import ladder as ladder_chart
 from flashladder.common.report.charts.roofline import roofline
-from flashladder.common.report.ladder_tables import is_clear, official, on_two_cards
+from flashladder.common.report.ladder_tables import fixed_configuration, is_clear, official, on_two_cards
 
-FULL_STRENGTH = 0.25  # a ratio so far from 1 (in logarithms) has the strongest colour of the heat map
+FULL_RATIO = 2.5  # has the strongest colour of the heat map, as 1 / 2.5 has
+BEND = 0.6  # of the way there in logarithms, so that ratios near 1 have a colour too
 STRONGEST = 55  # per cent of that colour
 HEATS = {"own": "its own configuration", "fixed": "one configuration for all"}
 
@@ -31,8 +32,8 @@ def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: Ladder) -> Parts:
     limits = Limits.of(gpu)
     own = summary[summary["kind"] == OWN]
     name = f"{gpu}-{dtype}"
-    drawn = theme.inline_svg(ladder_chart(summary), f"ladder-{name}", f"The ladder on {gpu}, {dtype}")
-    roofs = theme.inline_svg(roofline(rows, limits), f"roofline-{name}", f"Roofline of {gpu}") if limits else ""
+    drawn = theme.with_key(ladder_chart(summary), f"ladder-{name}", f"The ladder on {gpu}, {dtype}")
+    roofs = theme.with_key(roofline(rows, limits), f"roofline-{name}", f"Roofline of {gpu}") if limits else ""
     return {
         "name": name,
         "label": f"{gpu} {dtype}",
@@ -49,6 +50,7 @@ def view(gpu: str, dtype: str, summary: pd.DataFrame, ladder: Ladder) -> Parts:
         "limits": limits if summary["unit"].iloc[0] == COMPUTE else None,
         "official": official(summary),
         "unit": summary["unit"].iloc[0],
+        "fixed": fixed_configuration(summary),
         "official_rate": summary["official_rate"].median(),
         "heats": [_heat(_heated(rows, kind), title) for kind, title in HEATS.items() if kind in set(rows["kind"])],
         "roofline": roofs,
@@ -101,7 +103,7 @@ def _heat(rows: pd.DataFrame, title: str) -> Parts:
 def _heat_cell(row: Any) -> Parts:
     if row is None:
         return {"side": "", "strength": 0, "ratio": "", "words": "not measured"}
-    strength = min(1.0, abs(np.log(row.ratio)) / FULL_STRENGTH) * STRONGEST
+    strength = min(1.0, abs(np.log(row.ratio)) / np.log(FULL_RATIO)) ** BEND * STRONGEST
     words = f"{row.tflops:.0f} TFLOP/s, {row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}], {row.verdict}"
     side = "above" if row.ratio > 1 else "below"
     return {"side": side, "strength": f"{strength:.0f}", "ratio": f"{row.ratio:.2f}", "words": words}
