@@ -9,7 +9,7 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from flashladder.common.problem.config import parse_values
+from flashladder.common.problem.config import Value, parse_values, spell
 from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import FIELD, FIXED, MOST_THERMAL, OWN, Ladder
 from flashladder.common.records.records import spilled
@@ -69,6 +69,15 @@ def configuration(row: Any) -> str:
     return f"{tile(row.config)}, {chosen[row.chosen_by]}"
 
 
+def fixed_configuration(lines: pd.DataFrame) -> str:
+    """The configuration that all rungs were timed in, in full: fields in which all that have them agree. Or empty."""
+    found: dict[str, set[Value]] = {}
+    for config in lines[lines["kind"] == FIXED]["config"]:
+        for name, value in parse_values(config).items():
+            found.setdefault(name, set()).add(value)
+    return ", ".join(f"{name}={spell(*values)}" for name, values in found.items() if len(values) == 1)
+
+
 def of_run(frame: pd.DataFrame, gpu: str, name: str) -> Iterator[RenderableType]:
     """What a log says of the run of this name: for each dtype the rungs and the field, then a run on another card."""
     ladder = Ladder.of(completed(frame), name)
@@ -98,6 +107,8 @@ def _rungs(dtype: str, lines: pd.DataFrame) -> Table:
         cells += [formats.ratio(fixed.ratio), step(fixed)] if fixed else ["", ""]
         made.add_row(first.rung or str(version), *cells, first.chosen_by if first.rung else "")
     made.add_row("fa2", official(lines), "1")
+    if fixed_config := fixed_configuration(lines):
+        made.caption = f"fixed: {fixed_config}"
     return made
 
 

@@ -21,7 +21,14 @@ from flashladder.common.report import formats
 from flashladder.common.report.charts import ladder as ladder_chart
 from flashladder.common.report.charts import theme
 from flashladder.common.report.charts.theme import Chart, made_from
-from flashladder.common.report.ladder_tables import configuration, official, on_two_cards, registers, step
+from flashladder.common.report.ladder_tables import (
+    configuration,
+    fixed_configuration,
+    official,
+    on_two_cards,
+    registers,
+    step,
+)
 from flashladder.common.report.sections import Section
 from flashladder.common.report.tables import Rows, numbers
 from flashladder.common.report.templating import render
@@ -103,6 +110,7 @@ def _part(folder: Path, of_gpu: Measured) -> dict[str, Any]:
     return {
         "gpu": of_gpu.title,
         "dtype": first["dtype"].iloc[0],
+        "fixed": fixed_configuration(first),
         "steps": int(own["step"].notna().sum()),
         "gains": int((own["step_low"] > 1).sum()),
         "source": of_gpu.ladder.source,

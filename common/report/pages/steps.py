@@ -44,12 +44,14 @@ def text(version: Version) -> str:
     ]
     if not rows:
         return NOT_TIMED
+    of_rung = lines[(lines["gpu"] == gpu) & (lines["version"] == version.name)]
+    fixed = ladder_tables.fixed_configuration(of_rung[of_rung["dtype"] == of_rung["dtype"].iloc[0]])
     measured = ladder.rows
     lengths = sorted(measured["seqlen_q"].unique())
     said = (
         f"Speed as a multiple of FlashAttention-2's: the mean of {len(lengths)} lengths from {lengths[0]:,} to "
         f"{lengths[-1]:,}, head_dim {measured['head_dim'].iloc[0]}, no mask, one run. "
-        "`results/ladder.md` has the intervals."
+        "`results/ladder.md` has the intervals." + (f" The fixed configuration: {fixed}." if fixed else "")
     )
     return f"{markdown([title(gpu), *numbers('rung below', 'this rung', 'step')], rows)}\n\n{fill(said)}"
 
