@@ -11,6 +11,7 @@ from rich.text import Text
 
 from flashladder.common.catalog import winners
 from flashladder.common.console import aside, console, duration, warn
+from flashladder.common.measure.statistics import Verdict
 from flashladder.common.predict import cost
 from flashladder.common.predict.agreement import rank_correlation
 from flashladder.common.problem.config import KernelConfig, parse_values, spell
@@ -131,7 +132,7 @@ def final_answer(job: Job, record: dict[str, Any] | None) -> tuple[list[Kernel],
     for each in sorted(record["standings"], key=lambda each: each["code"] != record["winner"]):
         gpu, to = record.get("device", job.gpu.title), opponents(job.space.problems)
         time = Time(value=cost.mean_us(each["times_us"]), unit="us", basis="measured", gpu=gpu)
-        verdict = "faster" if each["low"] > 1 else "slower" if each["high"] < 1 else "unclear"
+        verdict: Verdict = "faster" if each["low"] > 1 else "slower" if each["high"] < 1 else "unclear"
         ratio = Ratio(to=to, value=each["ratio"], low=each["low"], high=each["high"], verdict=verdict)
         config = KernelConfig.of(**parse_values(each["config"]))
         kernels.append(_of(job, config, right=True, device=gpu, time=time, ratio=ratio))

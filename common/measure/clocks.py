@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from flashladder.common.errors import CheatError
 
-_CLOCKS = (
+_CLOCKS: tuple[tuple[Any, str], ...] = (
     (time, "perf_counter"),
     *((torch.cuda, name) for name in ("synchronize", "_sleep", "Event")),
     *((torch.cuda.Event, name) for name in ("record", "query", "synchronize", "elapsed_time")),

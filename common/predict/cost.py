@@ -162,7 +162,8 @@ def experience(version: Version) -> Experience | None:
     """That with the rung, or with kernels of its kind; None where no such kernel was held against a GPU."""
     known = yaml_files.parsed(EXPERIENCE.read_text())
     if interval := known["rungs"].get(version.address):
-        return Experience(*interval, f"rung {version.address} (bf16, head_dim 128, no mask)", known["gpu"].upper())
+        low, high = interval
+        return Experience(low, high, f"rung {version.address} (bf16, head_dim 128, no mask)", known["gpu"].upper())
     if operation_named(version.operation).unit == BANDWIDTH:
         return Experience(0.68, 3.8, "kernels of the ladder mla", "H100")
     if version.operation != FIRST:

@@ -34,7 +34,8 @@ class Outlook:
     def __str__(self) -> str:
         said = "no prediction for this ladder was held against a GPU"
         if self.interval_us:
-            said = "{:,.0f} to {:,.0f} us, as {}".format(*self.interval_us, self.experience)
+            low, high = self.interval_us
+            said = f"{low:,.0f} to {high:,.0f} us, as {self.experience}"
         named = self.problem.name.replace(",", ", ")
         return f"{self.time_us:,.0f} us on {self.gpu.title}, by the cost model: nothing was timed; {named}; {said}"
 

@@ -24,7 +24,6 @@ from flashladder.common.problem.config import Value
 from flashladder.common.report import accuracy
 from flashladder.common.studies.single import Outcome
 
-SCHEMA_VERSION = 1
 FaultKind = Literal["output", "race", "emulator", "cheat", "build", "accuracy", "refused"]
 _KINDS: tuple[tuple[type[Exception], FaultKind], ...] = (  # the first that fits
     (RaceError, "race"),
@@ -58,7 +57,7 @@ class Fault(Part):
     )
     message: str = Field(description="what a person is told")
     places: tuple[Place, ...] = Field(
-        (), description="lines that it names: of a race both accesses, the later one first"
+        default=(), description="lines that it names: of a race both accesses, the later one first"
     )
 
 
@@ -66,12 +65,12 @@ class Time(Part):
     """How long a kernel takes."""
 
     value: float = Field(description="the median over rounds, or the prediction")
-    low: float | None = Field(None, description="of the 95 % interval; predicted: of what such kernels took")
-    high: float | None = Field(None, description="the other end")
+    low: float | None = Field(default=None, description="of the 95 % interval; predicted: of what such kernels took")
+    high: float | None = Field(default=None, description="the other end")
     unit: Literal["us", "cycles"] = Field(description="us of a run; cycles of an SM for a pass through the main loop")
     basis: Literal["measured", "predicted"] = Field(description="timed, or by the cost model")
     gpu: str = Field(description="where, or for which GPU")
-    problem: str = Field("", description="of which problem, where it is not the one that was run")
+    problem: str = Field(default="", description="of which problem, where it is not the one that was run")
 
 
 class Ratio(Part):
@@ -117,27 +116,29 @@ class Kernel(Part):
     """What is known of one kernel on one problem."""
 
     name: str = Field(description="a rung such as decode/07, a reference, or an official kernel")
-    config: dict[str, Value] = Field({}, description="its compile-time parameters, all of them")
-    problem: str = Field("", description="what was run")
-    device: str = Field("", description="where it ran")
+    config: dict[str, Value] = Field(default={}, description="its compile-time parameters, all of them")
+    problem: str = Field(default="", description="what was run")
+    device: str = Field(default="", description="where it ran")
     right: bool | None = Field(
         None, description="its output was checked; null: it did not run, so time is a prediction"
     )
-    max_error: float | None = Field(None, description="of the output that is nearest to its tolerance")
-    tolerance: float | None = Field(None, description="of that output")
-    registers: int | None = Field(None, description="of a thread")
-    spill_bytes: int | None = Field(None, description="of local memory that a thread uses: 0 where nothing spills")
-    time: Time | None = Field(None, description="null where there is none")
-    ratio: Ratio | None = Field(None, description="to a baseline of the same run")
-    limits: tuple[Limit, ...] = Field((), description="explain: the costliest first")
-    errors: tuple[Errors, ...] = Field((), description="accuracy: of each family")
-    goal: Goal | None = Field(None, description="exercise")
+    max_error: float | None = Field(default=None, description="of the output that is nearest to its tolerance")
+    tolerance: float | None = Field(default=None, description="of that output")
+    registers: int | None = Field(default=None, description="of a thread")
+    spill_bytes: int | None = Field(
+        default=None, description="of local memory that a thread uses: 0 where nothing spills"
+    )
+    time: Time | None = Field(default=None, description="null where there is none")
+    ratio: Ratio | None = Field(default=None, description="to a baseline of the same run")
+    limits: tuple[Limit, ...] = Field(default=(), description="explain: the costliest first")
+    errors: tuple[Errors, ...] = Field(default=(), description="accuracy: of each family")
+    goal: Goal | None = Field(default=None, description="exercise")
 
 
 class Answer(Part):
     """All that a command found."""
 
-    schema_version: Literal[1] = Field(SCHEMA_VERSION, description="grows when a field changes its meaning")
+    schema_version: int = Field(default=1, description="grows when a field changes its meaning")
     command: str = Field(description="run, bench, explain, search, accuracy or exercise")
     right: bool = Field(description="nothing is wrong")
     reason: str = Field(description="the first line of the first fault; empty where nothing is wrong")
@@ -173,9 +174,9 @@ class Findings:
 
 def fault_of(error: Exception) -> Fault:
     """What an error says, and the lines of kernels that it names."""
-    kind = next((kind for known, kind in _KINDS if isinstance(error, known)), "refused")
+    kinds: list[FaultKind] = [*(kind for known, kind in _KINDS if isinstance(error, known)), "refused"]
     places = (own_line(chain) for chain in described_chains(str(error)))
-    return Fault(kind=kind, message=str(error), places=tuple(Place(file=file, line=line) for file, line in places))
+    return Fault(kind=kinds[0], message=str(error), places=tuple(Place(file=file, line=line) for file, line in places))
 
 
 def faults_of(name: str, check: Check) -> list[Fault]:
@@ -210,7 +211,7 @@ def of_diagnosis(found: Diagnosis) -> Kernel:
     unit: Literal["us", "cycles"] = "us" if found.unit == MICROSECONDS else "cycles"
     basis: Literal["measured", "predicted"] = "measured" if found.is_measured else "predicted"
     low, high = found.experience or (None, None)
-    interval = {"low": low and found.time * low, "high": high and found.time * high}
+    interval: dict[str, Any] = {"low": low and found.time * low, "high": high and found.time * high}
     return _kernel(
         found.version.address,
         found.code.artifact,
@@ -278,11 +279,11 @@ def _timed(measurement: Measurement, name: str, device: str) -> dict[str, Any]:
     return found
 
 
-def _interval(estimate: Estimate) -> dict[str, float]:
+def _interval(estimate: Estimate) -> dict[str, Any]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 def _predicted(found: Outlook) -> Time:
     low, high = found.interval_us or (None, None)
-    where = {"gpu": found.gpu.title, "problem": found.problem.name}
-    return Time(value=found.time_us, low=low, high=high, unit="us", basis="predicted", **where)
+    where, of = found.gpu.title, found.problem.name
+    return Time(value=found.time_us, low=low, high=high, unit="us", basis="predicted", gpu=where, problem=of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -67,7 +68,7 @@ def judged(found: Grade) -> answer.Kernel:
     """The grade, for programs."""
     exercise = found.exercise
     goal = exercise.goal
-    own = {"own": found.own.get(goal), "reached": found.reached}
+    own: dict[str, Any] = {"own": found.own.get(goal), "reached": found.reached}
     return answer.Kernel(
         name=exercise.version.address,
         config=found.kernel.config.as_dict(),
