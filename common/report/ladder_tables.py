@@ -20,6 +20,9 @@ from flashladder.common.report.tables import Rows, numbers, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+# Those that `flashladder ladder` fixes; the others have each rung's default.
+FIXED_FIELDS = ("block_m", "block_n", "num_warps", "q_fragments", "k_fragments", "v_fragments", "double_buffer")
+
 
 def step(row: Any) -> str:
     """A line's gain on the rung below, with half of its 95 % interval; empty where the two were not paired.
@@ -70,12 +73,12 @@ def configuration(row: Any) -> str:
 
 
 def fixed_configuration(lines: pd.DataFrame) -> str:
-    """The configuration that all rungs were timed in, in full: fields in which all that have them agree. Or empty."""
+    """The configuration that all rungs were timed in, as far as they have its fields; empty where none was."""
     found: dict[str, set[Value]] = {}
     for config in lines[lines["kind"] == FIXED]["config"]:
         for name, value in parse_values(config).items():
             found.setdefault(name, set()).add(value)
-    return ", ".join(f"{name}={spell(*values)}" for name, values in found.items() if len(values) == 1)
+    return ", ".join(f"{name}={spell(*found[name])}" for name in FIXED_FIELDS if len(found.get(name, ())) == 1)
 
 
 def of_run(frame: pd.DataFrame, gpu: str, name: str) -> Iterator[RenderableType]:

@@ -51,7 +51,7 @@ def text(version: Version) -> str:
     said = (
         f"Speed as a multiple of FlashAttention-2's: the mean of {len(lengths)} lengths from {lengths[0]:,} to "
         f"{lengths[-1]:,}, head_dim {measured['head_dim'].iloc[0]}, no mask, one run. "
-        "`results/ladder.md` has the intervals." + (f" The fixed configuration: {fixed}." if fixed else "")
+        "`results/ladder.md` has the intervals." + (f" Fixed: {fixed}." if fixed else "")
     )
     return f"{markdown([title(gpu), *numbers('rung below', 'this rung', 'step')], rows)}\n\n{fill(said)}"
 
