@@ -168,6 +168,20 @@ def test_the_sequence_of_a_place_is_found(batch):
     emulated(TILE_LATE, problem(seqlens_q=lengths, seqlens_k=(*[0] * (batch // 2), *lengths[batch // 2 :])))
 
 
+@pytest.mark.parametrize("rung", [TILE_LATE, WIDE], ids=lambda rung: rung.name)
+@pytest.mark.parametrize(("lengths", "end"), [((1, 62), 1), ((64, 129), 65), ((70, 133), 135)], ids=str)
+def test_behind_the_last_sequence_are_zeros(rung, lengths, end):
+    """Also where the last one is empty, and no tile is behind it that another one would have."""
+    task = problem(seqlens_q=lengths, seqlens_k=lengths, head_dim=rung.supports.head_dim[-1] if rung is WIDE else 64)
+    tensors = make_inputs(task)
+    for starts in (tensors.cu_seqlens_q, tensors.cu_seqlens_k):
+        starts[-1] = end
+    gradients = [tensors.by_name[name].fill_(torch.nan) for name in ("dq", "dk", "dv")]
+    on_emulator(translate(rung, rung.config_for(task), "sm_90a"), task, tensors)
+    assert all(bool(gradient[:, :end].isfinite().all()) for gradient in gradients)
+    assert not any(bool(gradient[:, end:].any()) for gradient in gradients)
+
+
 def some_lengths(draw):
     """Of Q and of K: of one sequence, or of some that are packed."""
     if draw(st.booleans()):

@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     launch_dependents();
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
-    if (packed && !place.is_in(work.seqlen_q, block_m)) return;
+    if (packed && !place.is_in(work.seqlen_q, block_m)) return clear_rows_behind<pass_threads>(work, place);
     prepare_tile<false>(work, workspaces, place.number, columns_of_v<narrower>(p));
     if (wants_dq && threadIdx.x < num_groups)
         workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * num_groups + threadIdx.x] = 0;
@@ -301,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     launch_dependents();
     const auto place = keys_of_cta<packed, by_sections>(p);
     const Work work{p, place.batch};
-    if (packed && !place.is_in(work.seqlen_k, block_n)) return;
+    if (packed && !place.is_in(work.seqlen_k, block_n)) return clear_keys_behind<Share::num_threads>(work, place);
     const Mask mask = mask_of(work);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 

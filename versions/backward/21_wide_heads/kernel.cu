@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     launch_dependents();
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
-    if (packed && !place.is_in(work.seqlen_q, block_m)) return;
+    if (packed && !place.is_in(work.seqlen_q, block_m)) return clear_rows_behind<pass_threads>(work, place);
     prepare_tile<wants_dq>(work, workspaces, place.number, columns_of_v<narrower>(p));
     if (deterministic && threadIdx.x < consumer_warps)
         workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * consumer_warps + threadIdx.x] = 0;
@@ -313,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     launch_dependents();
     const auto place = keys_of_cta<packed, by_sections>(p);
     const Work work{p, place.batch};
-    if (packed && !place.is_in(work.seqlen_k, block_n)) return;
+    if (packed && !place.is_in(work.seqlen_k, block_n)) return clear_keys_behind<Share::num_threads>(work, place);
     Mask mask{p};
     if constexpr (packed) mask.take(work.seqlen_q, work.seqlen_k);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;

@@ -42,7 +42,7 @@ struct CountedWorkspaces : PaddedWorkspaces {
 
 constexpr Launch pass(int threads, int shared_bytes = 0) {
     const Launch plain{static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes), config::block_m};
-    return config::packed ? plain.over("total_q // block_m + batch", "num_heads", "1") : plain;
+    return config::packed ? plain.over("total_q // block_m + batch + 1", "num_heads", "1") : plain;
 }
 constexpr Launch last_pass(int threads, int shared_bytes) {
     const Launch over_rows = pass(threads, shared_bytes).dependent();
@@ -50,7 +50,7 @@ constexpr Launch last_pass(int threads, int shared_bytes) {
 }
 // The loop's, of which a CTA has a tile of keys.
 constexpr Launch over_tiles_of_keys(const Launch &launch) {
-    return config::packed ? launch.over("total_k // block_n + batch", "num_heads_k", "1")
+    return config::packed ? launch.over("total_k // block_n + batch + 1", "num_heads_k", "1")
                           : launch.over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch");
 }
 
@@ -83,4 +83,19 @@ __device__ inline void clear_gradients(const Work &work, int head_k, int first_k
                                               columns_of<config::narrower>(p));
     clear_rows<num_threads, config::head_dim_v>(work.like_k(p.dv, p.dv_stride, head_k), p.dv_stride.row, first_key, last_key,
                                                 columns_of_v<config::narrower>(p));
+}
+
+// The same of rows and keys behind the last packed sequence, by places that no tile of a sequence has.
+template <int num_threads>
+__device__ inline void clear_rows_behind(const Work &work, const Place &place) {
+    const Params &p = work.p;
+    const Span rows = place.behind_last(p.batch, work.seqlen_q, work.total_q() - work.first_q, config::block_m);
+    if constexpr (config::wants_dq)
+        clear_rows<num_threads, config::head_dim>(work.like_q(p.dq, p.dq_stride, place.head), p.dq_stride.row, rows.first, rows.last,
+                                                  columns_of<config::narrower>(p));
+}
+template <int num_threads>
+__device__ inline void clear_keys_behind(const Work &work, const Place &place) {
+    const Span keys = place.behind_last(work.p.batch, work.seqlen_k, work.total_k() - work.first_k, config::block_n);
+    if constexpr (config::wants_dkv) clear_gradients<num_threads>(work, place.head, keys.first, keys.last);
 }

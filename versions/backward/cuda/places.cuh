@@ -3,12 +3,23 @@
 #include "key_mask.cuh"
 #include "sequence.cuh"
 
+// The first of some rows or keys, and the last one; none where that is before it.
+struct Span {
+    int first, last;
+};
+
 // A tile of a sequence, and a head.
 struct Place {
     int number, head, batch;
 
     // Whether it has any of so many rows or keys.
     __device__ bool is_in(int length, int block) const { return number >= 0 && number * block < length; }
+    // What it has of the tensor's rows or keys behind the last of so many sequences, which are `behind` from that one's first.
+    __device__ Span behind_last(int count, int length, int end, int block) const {
+        if (batch != count - 1 || number < 0) return {0, -1};
+        const int first = length + (number - (length + block - 1) / block) * block;
+        return {first, min(first + block, end) - 1};
+    }
 };
 
 // Packed sequence b has places for its tiles from begin / block + b on. No two sequences share a place: the rows before one

@@ -39,6 +39,15 @@ struct BackwardSequence {
     }
 
     __device__ int rows() const { return seqlen_q; }
+    // Of all sequences.
+    __device__ int total_q() const {
+        if constexpr (packed) return p.total_q;
+        return p.batch * seqlen_q;
+    }
+    __device__ int total_k() const {
+        if constexpr (packed) return p.total_k;
+        return p.batch * seqlen_k;
+    }
     // A head of a tensor like Q, or like K.
     template <class T>
     __device__ T *like_q(T *tensor, const TensorStride &stride, int head) const {
@@ -66,10 +75,6 @@ struct BackwardSequence {
     }
 
   private:
-    __device__ int total_q() const {
-        if constexpr (packed) return p.total_q;
-        return p.batch * seqlen_q;
-    }
     template <class T>
     __device__ T *at(T *tensor, const TensorStride &stride, int head, int first) const {
         return packed ? tensor + (head * stride.head + first * stride.row) : head_of(tensor, stride, batch, head);
