@@ -216,10 +216,10 @@ class _Direct(torch.autograd.Function):
 def plain_settings(
     causal: bool, softmax_scale: float | None, version: str, deterministic: bool
 ) -> tuple[Options, tuple[Any, ...]]:
-    """The options of a plain call, and what they ask of scores; for node.cpp too."""
+    """The options of a plain call, and their numbers; for node.cpp too."""
     scale = None if softmax_scale is None else float(softmax_scale)
     options = Options(causal=causal, softmax_scale=scale, version=version, deterministic=deterministic)
-    return options, options.scores
+    return options, options.numbers
 
 
 def attach(
@@ -291,17 +291,17 @@ def _compute(
             return _compute_packed(padding, (dout, q, k, v, o), lse, dlse, options, wants_dq, wants_dkv)
     wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
     outputs = tuple([_gradient_like(tensor) if is_wanted else None for tensor, is_wanted in wanted])
-    inputs = q, k, v, o, dout, lse, options.alibi_slopes, dlse, options.rng_state  # in the operation's order
-    asked = *options.scores, _are_same_bits(options.deterministic), wants_dq, wants_dkv
-    is_packed = options.cu_seqlens_q is not None
-    cpp = None if is_packed else operator.in_cpp()
+    starts = options.cu_seqlens_q, options.cu_seqlens_k
+    inputs = q, k, v, o, dout, lse, *starts, options.alibi_slopes, dlse, options.rng_state  # in the operation's order
+    asked = *options.numbers, _are_same_bits(options.deterministic), wants_dq, wants_dkv
+    cpp = operator.in_cpp()
     if not (cpp and cpp.launched(operator.onlookers, planned, inputs, asked, outputs)):
         problem = problem_of(q, k, v, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
         _require(problem, q.device)
         tensors = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse, "dlse": dlse}
         tensors |= {**options.tensors, **dict(zip(_GRADIENTS, outputs, strict=True))}
         found = operator.launch(problem, tensors, is_blind=options.is_blind(q, k))
-        if found and not is_packed:
+        if found and not operator.clears(problem, found):
             operator.remember(planned, found.call, problem, inputs, asked)
     return tuple([q.new_empty(0) if x is None else x for x in outputs])
 

@@ -23,7 +23,7 @@ from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.problem.rotary import Rotary
 from flashladder.common.runtime import ready
-from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
+from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs, shape_of_lse
 
 MOST_SPLITS = 256
 
@@ -347,7 +347,7 @@ def _(*values: Any) -> int:
     return 2 * keys * step.q.shape[1] * step.q.shape[2] * 2 * step.q.shape[3]
 
 
-# The plans of problems that came often, as fast_path.cpp finds them, each with what the log-sum-exp is like.
+# The plans of problems that came often, as fast_path.cpp finds them, each with the shape of the log-sum-exp.
 _planned: dict[bytes, tuple[Any, ...]] = {}
 
 
@@ -355,7 +355,7 @@ def _remember(step: Step, *asked: tuple[Any, ...]) -> None:
     """That tensors like these and any of what is `asked` for are this problem."""
     problem = step.problem
     call = ready.ready_for(problem, step.q.device).call
-    operator.remember(_planned, call, problem, tuple(step.tensors.values()), *asked, kept=(new_lse(step.q),))
+    operator.remember(_planned, call, problem, tuple(step.tensors.values()), *asked, kept=(shape_of_lse(step.q),))
 
 
 def make_ready(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, softcap: float) -> None:

@@ -86,8 +86,13 @@ class Options(Flat):
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     @property
-    def scores(self) -> tuple[Any, ...]:
-        """What is asked of scores and weights, but for what tensors say."""
+    def in_order(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that the forward operations have behind Q, K and V."""
+        return self.cu_seqlens_q, self.cu_seqlens_k, self.alibi_slopes, self.sinks, self.rng_state
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """What is asked for, but for what tensors say."""
         return (
             self.causal,
             self.softmax_scale,
@@ -95,6 +100,8 @@ class Options(Flat):
             self.window_right,
             self.softcap,
             self.dropout_p,
+            self.max_seqlen_q,
+            self.max_seqlen_k,
         )
 
     def longest(self, q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
@@ -116,12 +123,19 @@ class Options(Flat):
             asked |= {"total_q": max(1, q.shape[1]), "total_k": max(1, k.shape[1])}
         return problem_of(q, k, **asked, **others)
 
+    def validate_sequences(self, q: torch.Tensor, k: torch.Tensor) -> None:
+        """UnsupportedProblemError for packed sequences that are not within the tensors."""
+        for of, starts, tensor, longest in (
+            ("q", self.cu_seqlens_q, q, self.max_seqlen_q),
+            ("k", self.cu_seqlens_k, k, self.max_seqlen_k),
+        ):
+            assert starts is not None
+            sequences.validate_bounds(of, starts, tensor.shape[1], longest)
+
     def forward_problem(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lse: bool) -> Problem:
-        """That of the forward pass. UnsupportedProblemError for packed sequences that are not within the tensors."""
+        """That of the forward pass."""
         others: dict[str, Any] = {"head_dim_v": v.shape[3], "sinks": self.sinks is not None, "lse": lse}
-        if self.cu_seqlens_q is not None and self.cu_seqlens_k is not None:
-            sequences.validate_bounds("q", self.cu_seqlens_q, q.shape[1], self.max_seqlen_q)
-            sequences.validate_bounds("k", self.cu_seqlens_k, k.shape[1], self.max_seqlen_k)
+        if self.cu_seqlens_q is not None:
             others["operation"] = "packed"
         return self.problem(q, k, **others)
 

@@ -11,6 +11,7 @@ from flashladder.common.api import validate
 from flashladder.common.errors import UnsupportedProblemError
 
 _read = WeakTensorKeyDictionary()  # what was read, and which writing to the tensor it follows
+_valid = WeakTensorKeyDictionary()  # what was found right last, and which writing that follows: (end, ...)
 
 
 def validate_starts(name: str, cu_seqlens: object, device: torch.device) -> torch.Tensor:
@@ -34,6 +35,10 @@ def validate_bounds(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: i
     """
     if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
         return total
+    known = None if cu_seqlens.is_inference() else (total, max_seqlen, cu_seqlens._version)
+    end, valid = _valid.get(cu_seqlens, (0, None))
+    if known and valid == known:
+        return int(end)
     name, found = f"cu_seqlens_{of}", bounds(cu_seqlens)
     if found[0] != 0:
         raise UnsupportedProblemError(f"{name} begins with {found[0]}; it should begin with 0")
@@ -48,6 +53,8 @@ def validate_bounds(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: i
             )
     if found[-1] > total:
         raise UnsupportedProblemError(f"{name} ends with {found[-1]}; {of} has {total} rows")
+    if known and cu_seqlens.is_cuda:
+        _valid[cu_seqlens] = found[-1], known
     return found[-1]
 
 

@@ -165,10 +165,12 @@ PyObject *same_bits_of(PyObject *deterministic) {
 }
 
 // As common/runtime/outputs.py, without a function of Python's; null with an error where torch refuses.
-PyObject *new_lse(PyObject *q, const View &view) {
-    const Owned shape(Py_BuildValue("(LLL)", view.shape[0], view.shape[2], view.shape[1]));
-    PyObject *const given[] = {q, shape.get(), float32};
+PyObject *new_lse(PyObject *q, PyObject *shape) {
+    PyObject *const given[] = {q, shape, float32};
     return shape ? PyObject_VectorcallMethod(new_empty_name, given, 2, with_dtype) : nullptr;
+}
+PyObject *new_lse(PyObject *q, const View &view) {
+    return new_lse(q, Owned(Py_BuildValue("(LLL)", view.shape[0], view.shape[2], view.shape[1])).get());
 }
 
 // O, or O and the log-sum-exp; null, perhaps with an error, where it is left to Python. They come last in a plan: O is like
@@ -308,13 +310,14 @@ struct Entry {
     }
 };
 
-// The third part of the entry is what the log-sum-exp is like.
+// The third part of the entry is the shape of the log-sum-exp.
 PyObject *remembered(PyObject *onlookers, PyObject *plans, PyObject *tensors, PyObject *options, PyObject *with_lse) {
     Entry entry;
     if (!PyBool_Check(with_lse) || !entry.find(onlookers, plans, tensors, options, 3)) return nullptr;
     Call call = entry.call();
-    return outputs(call, entry.said.count, PyTuple_GET_ITEM(tensors, 0), nullptr,
-                   Owned(with_lse == Py_False ? Py_NewRef(Py_None) : PyObject_CallOneArg(empty_like, entry.part(2))));
+    PyObject *const q = PyTuple_GET_ITEM(tensors, 0);
+    return outputs(call, entry.said.count, q, nullptr,
+                   Owned(with_lse == Py_False ? Py_NewRef(Py_None) : new_lse(q, entry.part(2))));
 }
 
 // remembered(onlookers, plans, tensors, options, lse) -> as straight; plans by what `said` gives for tensors, None for those

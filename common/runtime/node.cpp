@@ -73,12 +73,12 @@ Tensor gradient_like(const Tensor &tensor, bool is_wanted) {
 
 struct AttentionBackward : torch::autograd::Node {
     std::array<SavedVariable, 5> saved;  // q, k, v, O and the log-sum-exp
-    c10::SafePyObject options, scores;   // those of differentiable.py
+    c10::SafePyObject options, numbers;   // those of differentiable.py
     const bool deterministic;
 
-    AttentionBackward(torch::autograd::edge_list &&edges, Owned options, Owned scores, bool deterministic)
+    AttentionBackward(torch::autograd::edge_list &&edges, Owned options, Owned numbers, bool deterministic)
         : Node(std::move(edges)), options(options.release(), getPyInterpreter()),
-          scores(scores.release(), getPyInterpreter()), deterministic(deterministic) {}
+          numbers(numbers.release(), getPyInterpreter()), deterministic(deterministic) {}
 
     std::string name() const override { return "FlashLadderAttentionBackward"; }
 
@@ -134,9 +134,9 @@ struct AttentionBackward : torch::autograd::Node {
 
         variable_list found{gradient_like(q, wants_dq), gradient_like(k, wants_dkv), gradient_like(v, wants_dkv)};
         const Owned inputs = packed(wrapped(q), wrapped(k), wrapped(v), wrapped(o), wrapped(dout), wrapped(lse), nothing(),
-                                    wrapped(dlse), nothing());
+                                    nothing(), nothing(), wrapped(dlse), nothing());
         const Owned outputs = packed(wrapped(found[0]), wrapped(found[1]), wrapped(found[2]));
-        const Owned of_call(held(scores)), of_pass = packed(truth(deterministic || of_all), truth(wants_dq), truth(wants_dkv));
+        const Owned of_call(held(numbers)), of_pass = packed(truth(deterministic || of_all), truth(wants_dq), truth(wants_dkv));
         const Owned asked = owned(PySequence_Concat(of_call.get(), of_pass.get()));
         const Owned plans = named(planned_name);
         PyObject *const arguments[] = {onlookers, plans.get(), inputs.get(), asked.get(), outputs.get()};
@@ -178,11 +178,11 @@ PyObject *attach(PyObject *, PyObject *const *given, Py_ssize_t count) {
     }
     PyObject *const asked[] = {given[4], given[5], given[6], given[8]};
     const Owned settings = owned(PyObject_Vectorcall(named(settings_name).get(), asked, 4, nullptr));
-    PyObject *options, *scores;
-    if (!PyArg_ParseTuple(settings.get(), "OO", &options, &scores)) return nullptr;
+    PyObject *options, *numbers;
+    if (!PyArg_ParseTuple(settings.get(), "OO", &options, &numbers)) return nullptr;
     const auto node = made_node(
         torch::autograd::collect_next_edges(*tensors[0], *tensors[1], *tensors[2]), Owned(Py_NewRef(options)),
-        Owned(Py_NewRef(scores)), given[8] == Py_True);
+        Owned(Py_NewRef(numbers)), given[8] == Py_True);
     for (int i = 3; i < 5; ++i) torch::autograd::set_history(*tensors[i], node);
     for (int i = 0; i < 5; ++i) node->saved[i] = SavedVariable(*tensors[i], i >= 3);  // outputs that know their node: no cycle
     return Py_NewRef(given[7] == Py_True ? given[3] : PyTuple_GET_ITEM(given[3], 0));

@@ -23,10 +23,14 @@ def new_o(q: torch.Tensor, head_dim_v: int | None = None) -> torch.Tensor:
 
 
 def new_lse(q: torch.Tensor, packed: bool = False) -> torch.Tensor:
-    """For the log-sum-exp of each row of q, (batch, num_heads, seqlen_q); of packed sequences (num_heads, total_q)."""
+    """For the log-sum-exp of each row of q."""
+    return q.new_empty(shape_of_lse(q, packed), dtype=torch.float32)
+
+
+def shape_of_lse(q: torch.Tensor, packed: bool = False) -> tuple[int, ...]:
+    """(batch, num_heads, seqlen_q); of packed sequences (num_heads, total_q)."""
     batch, seqlen_q, num_heads, _ = q.shape
-    shape = (num_heads, seqlen_q) if packed else (batch, num_heads, seqlen_q)
-    return q.new_empty(shape, dtype=torch.float32)
+    return (num_heads, seqlen_q) if packed else (batch, num_heads, seqlen_q)
 
 
 def no_lse(q: torch.Tensor) -> torch.Tensor:

@@ -70,6 +70,7 @@ struct Plan {
     int64_t row_stride, max_row_stride;          // elements; a row_stride of 0: any
     int device_type, device, device_index;       // as DLPack has it, and as torch: -1 for a CPU
     int address_at, strides_at, dims_at;         // in a map, where tensor_map.py says
+    int packed;                                  // maps are those of packed sequences, as launch.py has them
     Number num_heads, num_heads_k;
     int gqa;                                     // whether they may differ
     int num_tensors, num_sizes, num_kernels, num_workspaces;
@@ -269,21 +270,24 @@ struct Launch {
         case 'f': return store(float(call.softmax_scale));
         }
     }
-    // As common/runtime/launch.py: where there is one row, head or sequence only, torch's stride means nothing. False for
-    // a stride whose highest bits would lie elsewhere in the map.
+    // As common/runtime/launch.py: where there is one row, head or sequence only, torch's stride means nothing; and what
+    // packed sequences have in place of a batch. False for a stride whose highest bits would lie elsewhere in the map.
     static bool is_mapped(const Plan &plan, const MapPlan &map, const View &view, TensorMap &made) {
         const auto store = [&](int at, auto value) { std::memcpy(made.bytes + at, &value, sizeof value); };
         if (!view.is_there) return false;
-        const int dimensions[] = {1, 2, 0};  // of the tensor, in the map's order; head_dim is the first
+        const int dimensions[] = {1, 2, plan.packed ? 1 : 0};  // of the tensor, in the map's order; head_dim is the first
         std::copy_n(map.made, sizeof made.bytes, made.bytes);
-        store(plan.address_at, reinterpret_cast<uint64_t>(view.begin()));
+        int64_t steps[3];
         for (int number = 0; number < 3; ++number) {
             const int i = dimensions[number];
-            const int64_t size = view.shape[i], bytes = size > 1 ? view.element_bytes() * view.strides[i] : alignment;
-            if (bytes / alignment > UINT32_MAX) return false;
-            store(plan.strides_at + 4 * number, uint32_t(bytes / alignment));
+            const int64_t size = view.shape[i] + (plan.packed && number == 2);
+            steps[number] = view.shape[i] > 1 ? view.element_bytes() * view.strides[i] : alignment;
+            if (steps[number] / alignment > UINT32_MAX) return false;
+            store(plan.strides_at + 4 * number, uint32_t(steps[number] / alignment));
             store(plan.dims_at + 4 * (number + 1), uint32_t(size - 1));
         }
+        const uint64_t before = plan.packed ? view.shape[1] * steps[0] : 0;
+        store(plan.address_at, reinterpret_cast<uint64_t>(view.begin()) - before);
         return true;
     }
 };

@@ -33,6 +33,7 @@ from flashladder.common.runtime.launch import (
     arithmetic,
     constants,
     mapped,
+    packed_mapped,
     persistent,
     sizes_of,
 )
@@ -90,7 +91,7 @@ class Plan(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("min_scale", "max_scale")),
         *((name, ctypes.c_int64) for name in ("row_stride", "max_row_stride")),
         *((name, ctypes.c_int) for name in ("device_type", "device", "device_index")),
-        *((name, ctypes.c_int) for name in ("address_at", "strides_at", "dims_at")),
+        *((name, ctypes.c_int) for name in ("address_at", "strides_at", "dims_at", "packed")),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_heads_k")),
         ("gqa", ctypes.c_int),
         *((name, ctypes.c_int) for name in ("num_tensors", "num_sizes", "num_kernels", "num_workspaces")),
@@ -152,6 +153,7 @@ def _plan(
         address_at=tensor_map.ADDRESS_AT,
         strides_at=tensor_map.STRIDES_AT,
         dims_at=tensor_map.DIMS_AT,
+        packed=shapes.problem.packed,
         num_heads=shapes.number("num_heads"),
         num_heads_k=shapes.number("num_heads_k" if shapes.tell("num_heads_k") else "num_heads"),
         gqa=rung.supports.gqa,
@@ -198,8 +200,6 @@ class _Alone(_Sizes):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        if problem.packed:
-            raise _CannotSay  # its tensor maps are others
         self.shapes = {name: tensor.shape for name, tensor in problem.tensors.items()}
 
     def tell(self, name: str) -> bool:
@@ -338,7 +338,8 @@ def _map(loaded: gpu.LoadedKernel, declared: TensorMapInfo, shapes: _Sizes, devi
     """A tensor map, of some tensor; a driver that makes others than tensor_map.encode makes them all."""
     somewhere = torch.empty(ALIGNMENT, dtype=torch.uint8, device=device).data_ptr()
     shape = (2, 3, 4, shapes.shapes[declared.tensor][-1])
-    wanted = mapped(declared, somewhere, shapes.problem.dtype, shape, (8, 16, 24))
+    kind = packed_mapped if shapes.problem.packed else mapped
+    wanted = kind(declared, somewhere, shapes.problem.dtype, shape, (8, 16, 24))
     made = loaded.tensor_map(wanted)
     if made != tensor_map.encode(*astuple(wanted)):
         raise _CannotSay

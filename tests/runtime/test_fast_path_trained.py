@@ -1,6 +1,7 @@
 """A training step in C++ launches what it launches in Python; what it knows of a problem is of no other one."""
 
 import gc
+import itertools
 import struct
 import weakref
 from functools import partial
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from flashladder.common.api import attention, differentiable, operator, padding, validate
+from flashladder.common.api.options import Options
+from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime import fast_path, gpu
 from flashladder.tests.support import fake_cuda
@@ -47,6 +50,14 @@ def step(inputs=QKV, wanted=None, of_lse=False, **options):
     o, lse = attention(*inputs, return_lse=True, **options)
     outputs, given = ((o, lse), (torch.zeros_like(o), torch.zeros_like(lse))) if of_lse else (o, torch.zeros_like(o))
     return o, lse, *torch.autograd.grad(outputs, inputs if wanted is None else wanted, given)
+
+
+def packed_step(lengths, inputs=QKV[:1] * 3, **options):
+    """The same of packed sequences, of the first ones of the batch."""
+    starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=inputs[0].device)
+    packed = (x[0] for x in inputs)
+    o, lse = packed_attention(*packed, starts, starts, *[max(lengths)] * 2, causal=True, return_lse=True, **options)
+    return o, lse, *torch.autograd.grad(o, inputs, torch.zeros_like(o))
 
 
 def in_python(monkeypatch, call):
@@ -89,6 +100,27 @@ def test_the_backward_pass_of_options_is_not_asked_for_again(driver, asked):
     assert not asked
 
 
+@pytest.mark.parametrize(
+    ("packed", "options"),
+    [(False, {"alibi_slopes": torch.zeros(4)}), (False, {"window": (9, 0)}), (True, {"softcap": 1.5}), (True, {})],
+    ids=str,
+)
+def test_the_forward_pass_of_options_is_not_asked_for_again(driver, monkeypatch, packed, options):
+    starts = torch.tensor([0, 5, 64], dtype=torch.int32)
+    q = QKV[0].detach()
+
+    def run():
+        return (
+            packed_attention(*[q[0]] * 3, starts, starts, 59, 59, **options)
+            if packed
+            else attention(q, q, q, **options)
+        )
+
+    shapes = [run().shape for _ in range(3)]
+    monkeypatch.setattr(Options, "forward_problem", None)
+    assert run().shape == shapes[0]
+
+
 OTHERS = {
     "causal": partial(step, causal=True),
     "scale": partial(step, softmax_scale=3.0),
@@ -107,6 +139,11 @@ OTHERS = {
     "dQ alone": partial(step, [QKV[0], *(x.detach() for x in QKV[1:])], QKV[0]),
     "dK and dV": partial(step, [QKV[0].detach(), *QKV[1:]], QKV[1:]),
     "dLSE": partial(step, of_lse=True),
+    "packed": partial(packed_step, (5, 0, 59)),
+    "more sequences": partial(packed_step, (5, 1, 1, 57)),
+    "a longer one": partial(packed_step, (3, 1, 60)),
+    "packed, a window": partial(packed_step, (5, 0, 59), window=(5, 0)),
+    "packed, wide": partial(packed_step, (5, 0, 59), qkv(1, head_dim=256)),
 }
 
 
@@ -392,8 +429,9 @@ def test_nothing_outlives_its_use(driver):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_a_gpu_gives_the_same_bits_as_in_python(monkeypatch, head_dim):
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_a_gpu_gives_the_same_bits_as_in_python(monkeypatch, head_dim, packed):
     """Also on a stream of its own, where the backward pass follows the forward pass, and when lengths come in turns."""
     fast_path.load()
     assert fast_path.extension, fast_path.missing
@@ -404,7 +442,12 @@ def test_a_gpu_gives_the_same_bits_as_in_python(monkeypatch, head_dim):
 
     def bits_of(rows):
         inputs, dout = given[rows]
-        o, lse = attention(*inputs, causal=True, deterministic=True, return_lse=True)
+        asked = {"causal": True, "deterministic": True, "return_lse": True}
+        if packed:
+            starts = torch.tensor([0, 77, rows], dtype=torch.int32, device="cuda")
+            o, lse = packed_attention(*(x[0] for x in inputs), starts, starts, rows, rows, **asked)
+            return o, lse, *torch.autograd.grad(o, inputs, dout[0])
+        o, lse = attention(*inputs, **asked)
         return o, lse, *torch.autograd.grad(o, inputs, dout)
 
     for rows in given:

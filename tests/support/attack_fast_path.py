@@ -271,6 +271,7 @@ def attack_by_threads(driver, public):
             for key in list(kvcache._planned):
                 kvcache._planned.pop(key, None)
             differentiable.planned.clear()
+            operator.planned.clear()
 
     with ThreadPoolExecutor(5) as pool, torch.no_grad():
         for work in [pool.submit(work, None) for work in (calling, forgetting, calling, calling, forgetting)]:
@@ -317,6 +318,7 @@ def survive(path):
     fast_path.extension = fast_path.loaded(Path(path))
     public = (
         lambda: attention(Q, K, K, version=VERSION),
+        lambda: attention(Q, K, K, window=(9, 0)),
         lambda: flash_attn_with_kvcache(ROW, K, K, cache_seqlens=LENGTHS),
         lambda: torch.autograd.grad(attention(*WANTING, WANTING[1], version=VERSION), WANTING, Q),
     )
@@ -324,8 +326,11 @@ def survive(path):
         call()
     caches = (ROW, K, K, LENGTHS, *[None] * 9)
     asked, plain = (False, None, (-1, -1), 0.0, True, 0), (False, 0.125, VERSION, False)
-    inputs = (Q, K, K, Q, Q, new_lse(Q), None, None, None)
-    of_both, gradients = (False, None, None, None, 0.0, 0.0, False, True, True), tuple(map(torch.empty_like, (Q, K, K)))
+    inputs = (Q, K, K, Q, Q, new_lse(Q), *[None] * 5)
+    of_both, gradients = (
+        (False, None, None, None, 0.0, 0.0, 0, 0, False, True, True),
+        tuple(map(torch.empty_like, (Q, K, K))),
+    )
     ((kind, ready),) = (
         (kind, ready)
         for kind, ready in operator.plain.items()

@@ -198,6 +198,7 @@ def for_attention(monkeypatch, gpu_name="h100"):
     """The same, with nothing ready yet and CPU tensors taken for ones on the GPU by `attention`; gives the driver."""
     forget_kernels(monkeypatch)
     monkeypatch.setattr(kvcache, "_planned", {})
+    monkeypatch.setattr(operator, "planned", {})
     monkeypatch.setattr(ready, "is_gpu", lambda tensor: True)
     monkeypatch.setattr(ready, "build_one", unassembled)
     monkeypatch.setattr(ready, "cached", translated)
