@@ -25,8 +25,8 @@ PARTS = {  # of the book; a page that none names stands below that of the folder
     ),
     "In a model": ("docs/models.md", "docs/decode.md", "docs/limits.md"),
     "The laboratory": (
-        *("docs/own-rungs.md", "docs/measuring.md", "docs/tuner.md", "docs/cost-model.md", "docs/emulator.md"),
-        "docs/settings.md",
+        *("docs/own-rungs.md", "docs/programs.md", "docs/measuring.md", "docs/tuner.md", "docs/cost-model.md"),
+        *("docs/emulator.md", "docs/settings.md"),
     ),
     "Results": tuple(f"results/{name}.md" for name in ("ladder", "cells", "backward", "accuracy", "SENDING")),
     "The project": ("docs/layout.md", "CONTRIBUTING.md", "CHANGELOG.md"),

@@ -170,8 +170,8 @@ def test_the_page_has_all_of_the_ladder(everything, run):
 
 
 @pytest.mark.parametrize("ladder", [name for name in catalog.ladders() if catalog.ladder_of(name).launches])
-def test_the_readme_has_about_ten_rungs_of_each_ladder(ladder):
-    text = (ROOT / "README.md").read_text()
+def test_about_ten_rungs_of_each_ladder_are_on_its_page_or_the_readme(ladder):
+    text = (ROOT / ("README.md" if ladder == catalog.FIRST else f"versions/{ladder}/README.md")).read_text()
     new = {rung.title: rung.milestone for rung in catalog.versions(ladder=ladder) if rung.milestone}
     assert 5 <= len(new) <= 11
     for title, milestone in new.items():

@@ -4,6 +4,8 @@ import re
 import shlex
 from importlib import import_module
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from flashladder.common import catalog, own
@@ -29,7 +31,7 @@ QUICK = [
     "run triton --causal",
     "accuracy --list",
 ]
-MOST_BYTES = 13 * 1024  # of README.md: one page
+MOST_BYTES, MOST_LINES = 13 * 1024, 150  # of README.md: one page
 
 
 def commands(page):
@@ -99,7 +101,39 @@ def test_every_source_that_a_rung_names_is_listed():
 
 
 def test_the_readme_is_one_page():
-    assert len((ROOT / "README.md").read_bytes()) <= MOST_BYTES
+    text = (ROOT / "README.md").read_text()
+    assert len(text.encode()) <= MOST_BYTES
+    assert len(text.splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("picture", "words"), [("run", "PASS"), ("race", "no barrier orders the two"), ("grade", "not solved yet")]
+)
+def test_pictures_of_output_show_what_they_are_of(picture, words):
+    """`flashladder picture terminal` draws them."""
+    assert f"](docs/pictures/{picture}.svg)" in (ROOT / "README.md").read_text()
+    drawn = (ROOT / "docs" / "pictures" / f"{picture}.svg").read_text()
+    assert words in re.sub("<[^>]*>", "", drawn).replace("&#160;", " ")
+    assert "http" not in re.sub(r'xmlns="[^"]*"', "", drawn), "a picture asks no server"
+
+
+def test_what_a_call_gives_is_of_the_published_runs():
+    """Geometric means over three lengths, from logs, of what README says of forward/48."""
+    runs = [*(ROOT / "results" / "runs").glob("column_of_ones_h200@*.csv.gz")]
+    frame = pd.concat([pd.read_csv(run).assign(run=run.name) for run in runs])
+    frame = frame[(frame["dtype"] == "bf16") & (frame["head_dim"] == 128) & (frame["family"] == "normal")]
+    table = frame.pivot_table(index=["run", "causal", "seqlen_q"], columns="version", values="time_us").reset_index()
+    text = (ROOT / "README.md").read_text()
+    for row, causal, kernel, column in (
+        ("causal", True, "fa2", 3),
+        ("causal", True, "fa3", 4),
+        ("no mask", False, "fa3", 4),
+    ):
+        timed = table[(table["causal"] == causal) & table[kernel].notna()]
+        assert len(timed) == 3
+        ratio = np.exp(np.log(timed[kernel] / timed["48_column_of_ones"]).mean())
+        (line,) = re.findall(rf"^\| `attention`, {row} .*", text, re.MULTILINE)
+        assert line.split("|")[column].strip() == f"{ratio:.2f}"
 
 
 def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path, monkeypatch):

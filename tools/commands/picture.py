@@ -3,6 +3,7 @@
 flashladder picture             brings every picture up to date
 flashladder picture layouts     those of layouts and loop orders; `loops`: those of machine code;
                                     `timelines`: those of time stamps in results/timelines
+flashladder picture terminal    README's pictures of what commands print, by running these; none of the others
 flashladder picture --check     changes nothing, and fails where a picture is out of date
 """
 
@@ -21,14 +22,21 @@ EXIT_STALE = 1
 def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
-    made.add_argument("kinds", nargs="*", metavar="KIND", help="layouts, loops or timelines; default: all")
+    made.add_argument(
+        "kinds", nargs="*", metavar="KIND", help="layouts, loops, timelines (default: these), or terminal"
+    )
     made.add_argument("--check", action="store_true", help="say what is out of date, and change nothing")
     return made
 
 
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.report.pictures import gallery
+    from flashladder.tools import terminal
 
+    if arguments.kinds == ["terminal"]:
+        for path in terminal.draw():
+            console.print(os.path.relpath(path, ROOT))
+        return 0
     kinds = {
         "layouts": gallery.drawn_layouts,
         "loops": gallery.machine_loops,

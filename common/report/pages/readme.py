@@ -1,4 +1,4 @@
-"""The README's parts on the ladders: a chart and a table with figures of the first, a short table of each other one."""
+"""The README's parts on the first ladder, a chart and a table with figures; on other ladders' pages, milestones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from flashladder.common import catalog
+from flashladder.common.paths import ROOT, VERSIONS
 from flashladder.common.records import ladders
 from flashladder.common.records.ladder_runs import FIELD
 from flashladder.common.report import formats
@@ -21,12 +22,18 @@ from flashladder.common.report.sections import Section
 from flashladder.common.report.tables import Rows, markdown, numbers
 from flashladder.common.report.templating import render
 
-PICTURE = "picture"  # marks where the chart stands
+PICTURE, MILESTONES = "picture", "milestones"  # mark where the chart and the other ladders' tables stand
 
 
 def parts(readme: Path, folder: Path, found: list[Measured]) -> list[Chart | Section]:
-    """The chart beside the logs, of one GPU, the one with most rungs, and what stands between the README's markers."""
-    others = [Section(readme, ladder, partial(_new, readme, ladder)) for ladder in catalog.ladders()[1:]]
+    """The chart beside the logs, of one GPU, the one with most rungs, and what stands between the README's markers.
+
+    Of the project's README also the milestones of each other ladder, on its page.
+    """
+    pages = (
+        {ladder: VERSIONS / ladder / readme.name for ladder in catalog.ladders()[1:]} if readme.parent == ROOT else {}
+    )
+    others = [Section(page, MILESTONES, partial(_new, page, ladder)) for ladder, page in pages.items()]
     return [*_of_first(readme, folder, found), *(section for section in others if section.has_place)]
 
 
@@ -45,11 +52,11 @@ def _milestones() -> dict[str, str]:
     return {rung.number: rung.milestone for rung in catalog.finished() if rung.milestone}
 
 
-def _new(readme: Path, ladder: str) -> str:
+def _new(page: Path, ladder: str) -> str:
     """The milestones of a ladder, with what is new in them."""
     rungs = [rung for rung in catalog.versions(ladder=ladder) if rung.milestone and not rung.draft]
     return markdown(
-        ("rung", "what is new"), [(link(rung.name, readme.parent, rung.title), rung.milestone) for rung in rungs]
+        ("rung", "what is new"), [(link(rung.name, page.parent, rung.title), rung.milestone) for rung in rungs]
     )
 
 
