@@ -5,7 +5,6 @@
 #include "row_tiles.cuh"
 #include "epilogue/store.cuh"
 #include "tile/gemm.cuh"
-#include "tile/rows.cuh"
 #include "warp_copy.cuh"
 
 using namespace config;
@@ -30,11 +29,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     const int warp = uniform_warp_index();
     const int number = gridDim.x - 1 - blockIdx.x, head_k = blockIdx.y;  // later rows see more keys: they start first
-    TilePlace at;
-    if constexpr (packed_q)
-        at = TilePlace::find<block_m>(params, number);
-    else
-        at = TilePlace::in_batch(params, number, blockIdx.z);
+    const TilePlace at = place_of<block_m>(params, number);
     const RowTile<block_m> tile{params, at, head_k};
     if (!tile.has(0)) return;  // a number of no tile
     const RowTile<rows> own{params, at, head_k, warp, num_warps};
@@ -116,19 +111,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     }
     if (!own.has(0)) return;
 
-    each_row([&](int h) {
-        const int i = h * 8 + accumulator_row();
-        const float sum = quad_sum(softmax.l[0][h]);
-        float lse = softmax.m[0][h] + __log2f(sum), share = sum > 0.0f ? 1.0f / sum : 0.0f;
-        if constexpr (sinks) {
-            Sink<sinks> sink;
-            sink.take(params, own.head(i));
-            share *= sink.share(lse);
-            lse = sink.in_log(lse);
-        }
-        scale_row(o, h, share);
-        if (params.lse != nullptr && lane_index() % 4 == 0 && own.has(i)) params.lse[own.in_lse(params, i)] = lse * ln_2;
-    });
+    finish_rows(params, own, softmax, o);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
     store_to_shared<QTile>(shared_q, warp_row, o);

@@ -5,6 +5,7 @@
 #include "schedule/packed.cuh"
 #include "seen_keys.cuh"
 #include "softmax/sinks.cuh"
+#include "tile/rows.cuh"
 
 // Sequence b has the rows from cu_seqlens_q[b] up to cu_seqlens_q[b + 1] of all seqlen_q. q, o and lse are of one batch.
 template <class Params>
@@ -53,6 +54,15 @@ struct TilePlace {
     }
 };
 
+// That of tile `number` of the CTA's sequence, or of all where sequences are packed.
+template <int block_m, class Params>
+__device__ inline TilePlace place_of(const Params &params, int number) {
+    if constexpr (config::packed_q)
+        return TilePlace::find<block_m>(params, number);
+    else
+        return TilePlace::in_batch(params, number, blockIdx.z);
+}
+
 // As PackedRows, of a sequence with rows of its own.
 template <int rows>
 struct RowTile : PackedRows<rows> {
@@ -87,4 +97,22 @@ __device__ inline void store_part_by_warp(const T *shared, int at, Row row, Has 
                 store_global_16_no_allocate(to + panel + col,
                                             load_shared_16(shared_address(shared + Tile::offset(at + r, panel + col))));
     }
+}
+
+// O /= l of a warp's rows, with their sinks, and their log-sum-exps to memory. A row that sees no key has 0 and -inf.
+template <class Params, class Tile, class Softmax, int cols>
+__device__ inline void finish_rows(const Params &params, const Tile &tile, const Softmax &softmax, Accumulator<16, cols> &o) {
+    each_row([&](int h) {
+        const int i = h * 8 + accumulator_row();
+        const float sum = quad_sum(softmax.l[0][h]);
+        float lse = softmax.m[0][h] + __log2f(sum), share = sum > 0.0f ? 1.0f / sum : 0.0f;
+        if constexpr (config::sinks) {
+            Sink<config::sinks> sink;
+            sink.take(params, tile.head(i));
+            share *= sink.share(lse);
+            lse = sink.in_log(lse);
+        }
+        scale_row(o, h, share);
+        if (params.lse != nullptr && lane_index() % 4 == 0 && tile.has(i)) params.lse[tile.in_lse(params, i)] = lse * ln_2;
+    });
 }
