@@ -27,6 +27,8 @@ FIRST = "index.html"
 MADE_BY = "searchindex.js"  # a folder that has this file is a book
 _MATHJAX = "sphinx-mathjax-offline"  # a package with MathJax and its fonts
 _SCRIPT, _FONTS = "tex-chtml.js", "output/chtml/fonts/woff-v2"  # of these, what a page needs
+# What MyST reads otherwise than GitHub: a line that begins with % or (...)=, +++, {...} before a code.
+_NOT_GITHUBS = ["myst_line_comment", "myst_target", "myst_block_break", "myst_role"]
 _SIDES: dict[str, str] = {}  # tables of contents, by place
 
 
@@ -104,6 +106,7 @@ def _settings() -> dict[str, Any]:
         "project": "FlashLadder",
         "extensions": ["myst_parser", "sphinx.ext.mathjax"],
         "myst_enable_extensions": ["dollarmath"],
+        "myst_disable_syntax": _NOT_GITHUBS,
         "myst_heading_anchors": 6,
         "mathjax_path": f"mathjax/{_SCRIPT}",
         "html_theme": "furo",

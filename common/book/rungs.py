@@ -55,7 +55,9 @@ def _step(version: Version) -> tuple[str, Callable[[], str]]:
     known = {path.name: path for path in neighbours.headers(version.kernel)}
     new = [known[name] for name in found.headers]
     if new:
-        words += f" No lower rung includes {listing(_link(header, version) for header in new)}, which stands below it."
+        words += (
+            f" Headers that no lower rung includes: {listing(_link(header, version) for header in new)}, folded below."
+        )
     titles = (f"{below.address} {below.title}", f"{version.address} {version.title}")
     return words, lambda: code.beside(below.kernel, version.kernel, titles) + "".join(map(code.folded, new))
 

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+from flashladder.common.book.pages import document
 from flashladder.common.paths import ROOT
 from flashladder.tests.support.browser import CHROMIUM, Browser
 from flashladder.tools.commands import main
@@ -172,5 +173,14 @@ def test_light_and_dark(book, browser):
 
 def test_the_book_has_each_page_of_the_repository(book):
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "versions").glob("[a-q]*/*/README.md")]:
-        place = page.relative_to(ROOT).with_name("index.html" if page.name == "README.md" else f"{page.stem}.html")
-        assert (book / place).exists(), page
+        assert (book / f"{document(page)}.html").exists(), page
+
+
+def test_a_line_that_begins_with_a_percent_sign_is_text(book):
+    """To MyST it would be a comment."""
+    found = 0
+    for page in (*(ROOT / "docs").glob("*.md"), *(ROOT / "versions").glob("[a-q]*/*/README.md")):
+        for words in re.findall(r"\n% (\w+ \w+)", page.read_text()):
+            found += 1
+            assert f"% {words}" in (book / f"{document(page)}.html").read_text(), page
+    assert found

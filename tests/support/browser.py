@@ -8,7 +8,7 @@ import subprocess
 import time
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PATIENCE = 30  # seconds for an answer
+PATIENCE = 60  # seconds for an answer
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
 
 
@@ -18,7 +18,14 @@ class Browser:
     def __init__(self, profile):
         commands, self._into = os.pipe()
         self._out_of, answers = os.pipe()
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            f"--user-data-dir={profile}",
+        ]
 
         def as_chromium_expects():
             for place, pipe in ((13, commands), (14, answers)):  # first out of the way of 3 and 4
