@@ -77,6 +77,21 @@ def test_eight_bits_become_f16(name, dtype):
         assert (outputs["d"].view("u2")[np.isnan(found)] == 0x7FFF).all()
 
 
+def test_floats_become_eight_bits():
+    """Those of e4m3, what lies halfway between them, their neighbours, and what is beyond; torch rounds alike."""
+    eights = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    between = (eights[1:] + eights[:-1]) / 2
+    near = [between, *(torch.nextafter(between, torch.tensor(to)) for to in (0.0, torch.inf))]
+    numbers = torch.cat([eights, *near, torch.tensor([463.9, 464.0, 1e30, torch.inf, 1e-45])])
+    numbers = torch.cat([numbers, -numbers, torch.tensor([torch.nan])])
+    padded = torch.nn.functional.pad(numbers, (0, -len(numbers) % LANES)).view(-1, LANES)
+    expected = padded.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    for row, wanted in zip(padded.numpy(), expected, strict=True):
+        outputs, _ = run_lanes("cvt.rn.satfinite.e4m3x2.f32 d, a, b;", {"a": row, "b": row[::-1].copy()}, {"d": "u2"})
+        assert (outputs["d"] >> 8 == wanted).all()
+        assert (outputs["d"] & 255 == wanted[::-1]).all()
+
+
 def test_integer_division_by_zero():
     a = np.array([0, 7, 1 << 31, 0xFFFFFFFF] * 8, np.uint32)
     code = "mov.u32 z, 0; div.s32 d, a, z; div.u32 e, a, z; rem.s32 f, a, z; rem.u32 g, a, z;"

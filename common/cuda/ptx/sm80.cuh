@@ -20,6 +20,12 @@ __device__ inline void cp_async_16_or_zeros(uint32_t shared, const void *global,
                  : "memory");
 }
 
+// A 4-byte copy, or 4 zero bytes.
+__device__ inline void cp_async_4_or_zeros(uint32_t shared, const void *global, bool readable) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(readable ? 4 : 0)
+                 : "memory");
+}
+
 // Closes the group of copies that this thread has started.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -11,3 +11,10 @@ __device__ inline uint32_t e4m3x2_to_f16x2(uint32_t four, int half) {
         asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}" : "=r"(halves) : "r"(four));
     return halves;
 }
+
+// The nearest e4m3, which is 448 for what is beyond that; NaN stays.
+__device__ inline uint8_t f32_to_e4m3(float x) {
+    uint16_t two;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.0f), "f"(x));
+    return static_cast<uint8_t>(two);
+}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["eights_to_halves", "multiply"]
+__all__ = ["eights_to_halves", "multiply", "to_eights"]
 
 
 def _table_of_eights(exponent_bits: int) -> np.ndarray:
@@ -41,6 +41,19 @@ _AS_HALVES = {
 def eights_to_halves(pairs: np.ndarray, type: str) -> np.ndarray:
     """Packed pairs of f16 (u4) of packed pairs of 8-bit floats (u2), exact."""
     return _AS_HALVES[type].take(np.ascontiguousarray(pairs)[..., None].view("u1")).view("u4")[..., 0]
+
+
+_MAGNITUDES = _EIGHTS["e4m3"][:127]
+_BETWEEN = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2
+
+
+def to_eights(x: np.ndarray) -> np.ndarray:
+    """u2 of the nearest e4m3 of f4, of two that are as near the even one; beyond the largest that, NaN for NaN."""
+    size = np.abs(x)
+    nearest = np.searchsorted(_BETWEEN, size)  # the lower one, where it is between two
+    is_between = _BETWEEN[np.minimum(nearest, len(_BETWEEN) - 1)] == size
+    nearest = np.where(np.isnan(x), 127, nearest + (is_between & (nearest % 2 == 1)))
+    return (nearest | np.signbit(x) * 128).astype("u2")
 
 
 def _stack(fragments: Sequence[np.ndarray], dtype: str) -> np.ndarray:

@@ -69,6 +69,13 @@ def eights_to_halves(e: BlockEmitter, i: Instruction, m: Match) -> None:
     e.write(i.operands[0], f"eights_to_halves({e.read(i.operands[1], 'b16')}, {m['s']!r})", "b32")
 
 
+@op(r"cvt\.rn\.satfinite\.e4m3x2\.f32")
+def floats_to_eights(e: BlockEmitter, i: Instruction, m: Match) -> None:
+    """The first source goes into the upper half."""
+    upper, lower = (f"to_eights({e.read(operand, 'f32')})" for operand in i.operands[1:])
+    e.write(i.operands[0], f"({upper} << np.uint16(8) | {lower})", "b16")
+
+
 def _read_float(e: BlockEmitter, i: Instruction, m: Match) -> str:
     if m["s"] == "f16":
         return widen("f16", e.read(i.operands[1], "b16"))
