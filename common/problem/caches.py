@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -22,13 +23,14 @@ def write(problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequ
     A head's scale is that of its largest number, times 0.75 to 1.5: in some heads the largest ones saturate.
     """
     if DESCALES[name] in tensors:
-        numbers = keys if len(keys) else keys.new_zeros((1, *keys.shape[1:]))
-        largest = numbers.float().nan_to_num(0.0).abs().amax((0, 2))
-        heads = torch.arange(len(largest), device=largest.device)
-        spread = 0.75 * 2 ** ((heads + sequence) % 8 / 7)
-        descale = torch.where(largest > 0, spread * largest / LARGEST, 1.0)
-        tensors[DESCALES[name]][sequence].copy_(descale)
-        keys = quantised(keys, descale)
+        if not (problem.tensor_scales or problem.page_scales):
+            numbers = keys if len(keys) else keys.new_zeros((1, *keys.shape[1:]))
+            largest = numbers.float().nan_to_num(0.0).abs().amax((0, 2))
+            heads = torch.arange(len(largest), device=largest.device)
+            spread = 0.75 * 2 ** ((heads + sequence) % 8 / 7)
+            descale = torch.where(largest > 0, spread * largest / LARGEST, 1.0)
+            tensors[DESCALES[name]][sequence].copy_(descale)
+        keys = quantised(keys, _scales(problem, tensors, name, sequence, 0, len(keys)))
     for rows, place in _places(problem, tensors, name, sequence, len(keys)):
         place.copy_(keys[rows])
 
@@ -37,8 +39,49 @@ def read(problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, seque
     """What keys of a sequence mean, (length, heads_k, columns): 8-bit numbers times their scale, exact in fp64."""
     numbers = torch.cat([place for _, place in _places(problem, tensors, name, sequence, length)])
     if DESCALES[name] in tensors:
-        numbers = numbers.double() * tensors[DESCALES[name]][sequence].double()[:, None]
+        numbers = numbers.double() * _scales(problem, tensors, name, sequence, 0, length).double()[..., None]
     return numbers
+
+
+def appended(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, first: int, keys: torch.Tensor
+) -> torch.Tensor:
+    """What new keys of a sequence, (length, heads_k, columns), mean in its cache from key `first` on."""
+    if DESCALES[name] not in tensors:
+        return keys
+    scales = _scales(problem, tensors, name, sequence, first, len(keys))
+    return quantised(keys, scales).double() * scales.double()[..., None]
+
+
+def shape_of_scales(problem: Problem) -> tuple[int, ...]:
+    """Of a cache; of its pages and heads, with one more dimension, which tells them apart; of sequences and heads."""
+    if problem.tensor_scales:
+        return (1,)
+    return (num_pages(problem), problem.num_heads_k, 1) if problem.page_scales else (problem.batch, problem.num_heads_k)
+
+
+def draw_scales(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Those that do not follow from a sequence's numbers: NaN for pages of none."""
+    for number, name in enumerate(DESCALES.values()):
+        if problem.tensor_scales:
+            tensors[name].fill_(2.0 ** -(5 + number))
+        elif problem.page_scales:
+            tensors[name].fill_(math.nan)
+            for sequence, length in enumerate(all_keys(problem)):
+                pages = tensors[TABLE][sequence, : -(-length // problem.page_size)].long()
+                heads = torch.arange(problem.num_heads_k, device=pages.device)
+                tensors[name][pages] = 1.3 * 2.0 ** ((5 * pages[:, None] + 3 * heads + number) % 9 - 10)[..., None]
+
+
+def _scales(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], name: str, sequence: int, first: int, length: int
+) -> torch.Tensor:
+    """Those of keys of a sequence, (length, heads_k)."""
+    scales = tensors[DESCALES[name]]
+    if problem.page_scales:
+        keys = torch.arange(first, first + length, device=scales.device)
+        return scales[tensors[TABLE][sequence, keys // problem.page_size].long(), :, 0]
+    return (scales if problem.tensor_scales else scales[sequence]).expand(length, problem.num_heads_k)
 
 
 def _places(

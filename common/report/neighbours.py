@@ -33,7 +33,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _TEMPLATE = re.compile(r"^template\s*<(?:[^<>]|<[^<>]*>)*>\s*")
 _NAMES = (  # of a definition without its template's parameters, tried in turn
     re.compile(r"^#\s*define\s+(\w+)"),
-    re.compile(r"^(?:struct|class|union|enum)\b[^{;:<]*?(\w+)\s*[<{;:]"),
+    re.compile(r"^(?:struct|class|union|enum|namespace)\b[^{;:<]*?(\w+)\s*[<{;:]"),
     re.compile(r"^using\s+(\w+)"),
     re.compile(r"^[^(=]*?(\w+)\s*(?:<[^<>()]*>|\[\w*\])?\s*="),
     re.compile(r"(\w+)\s*(?:<[^<>()]*>)?\s*\("),

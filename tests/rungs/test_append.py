@@ -15,6 +15,7 @@ ROTARY = {"rotary": True, "rotary_dim": 20}
 GROWTHS = {  # each kind is compiled once
     "keys": {"layout": "padded"},
     "turned, in pages": {"options": {**PAGED, **ROTARY, "leftpad": True, "rotary_positions": 200}, "layout": "padded"},
+    "a tree, sinks": {"options": {"tree": True}, "seqlen_q": 5, "sinks": True},
     "turned, interleaved": {"options": {"rotary": True, "rotary_interleaved": True, "num_splits": 2}, "causal": False},
 }
 

@@ -16,7 +16,7 @@ LENGTHS = [(1,), (1024,), (8192, 0, 1, 777), (700,) * 64]
 
 
 def require_right(rung, usual, runs=3, **sizes):
-    task = Problem(seqlen_q=1, **usual | sizes)
+    task = Problem(**{"seqlen_q": 1} | usual | sizes)
     if not rung.takes(task):
         pytest.skip(f"{rung.name} does not take {task.name}")
     require_right_on_a_gpu(rung, task, runs=runs)
@@ -35,6 +35,26 @@ def test_latents(rung, heads, lengths):
 @pytest.mark.parametrize("rung", catalog.versions(ladder="decode"), ids=lambda rung: rung.name)
 def test_keys_and_values(rung, head_dim, lengths, options):
     require_right(rung, DECODE, head_dim=head_dim, seqlens_k=lengths, options=options)
+
+
+FP8 = {"fp8_cache": True, "paged": True, "page_size": 16}
+SERVED = {
+    "sinks": {"sinks": True},
+    "sinks, a window": {"sinks": True, "window_left": 127, "causal": True},
+    "a tree": {"seqlen_q": 24, "causal": True, "options": {"tree": True, "paged": True}},
+    "8 bits": {"sinks": True, "options": {**FP8, "tensor_scales": True}},
+    "8 bits, a window": {"sinks": True, "window_left": 127, "causal": True, "options": FP8},
+    "8 bits, pages, new keys": {"options": {**FP8, "page_scales": True, "new_keys": True, "rotary": True}},
+    "8 bits, a tree": {"seqlen_q": 8, "causal": True, "options": {**FP8, "tree": True}},
+}
+
+
+@pytest.mark.parametrize("lengths", [(8192, 0, 1, 777), (700,) * 64], ids=["few", "many"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("kind", SERVED)
+@pytest.mark.parametrize("rung", catalog.launched("decode", "sm_90a"), ids=lambda rung: rung.name)
+def test_what_servers_ask_for(rung, kind, head_dim, lengths):
+    require_right(rung, DECODE, head_dim=head_dim, seqlens_k=lengths, **SERVED[kind])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

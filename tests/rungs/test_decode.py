@@ -183,6 +183,32 @@ def test_a_length_that_is_none_reads_nothing_outside(length):
     verify(expect(task, right), tensors.outputs, tensors.buffers).require(LAST.name)
 
 
+# Sinks
+
+SINKING = [pytest.param(rung, id=rung.name) for rung in RUNGS if rung.supports.sinks]
+
+
+@pytest.mark.parametrize("rung", SINKING)
+def test_a_sink_counts_once(rung):
+    """However many parts there are, one or five; a row without keys has it alone."""
+    task = problem((0, 40, 300), sinks=True)
+    tensors = make_inputs(task)
+    tensors.sinks.copy_(torch.tensor([9.0, -2.0, 1e30, 0.0]))
+    emulated(rung, task, tensors)
+    assert (tensors.o[0] == 0).all()
+    assert torch.equal(tensors.lse[0], tensors.sinks[:, None].expand(-1, 2))
+    assert (tensors.o[:, :, 2].abs() < 1e-35).all()
+
+
+@pytest.mark.parametrize("rung", [LAST, HOPPERS], ids=lambda rung: rung.name)
+def test_a_sink_of_minus_infinity_is_none(rung):
+    task = problem((0, 40, 300), sinks=True)
+    tensors = make_inputs(task)
+    tensors.sinks.fill_(-torch.inf)
+    emulated(rung, task, tensors)
+    assert (tensors.lse[0] == -torch.inf).all()
+
+
 # What rows see
 
 BOUNDS = {  # each kind is compiled once
@@ -236,6 +262,25 @@ def test_what_a_window_hides_is_not_read():
 def wide(window):
     """Of one tile of rows, so that all work is that of keys."""
     return problem((3000,), {"num_splits": 4}, seqlen_q=1, window_left=window)
+
+
+def test_rows_of_a_draft_tree():
+    """Of as many rows as a mask has bits, also where a sequence has fewer keys, and with what else bounds them."""
+    for lengths, rows, more in (((0, 3, 40, 300), 32, {}), ((5, 70), 7, {"window_left": 20, "softcap": 9.0})):
+        task = problem(lengths, {**PAGED, "tree": True, "num_splits": 3}, seqlen_q=rows, **more)
+        tensors = make_inputs(task)
+        assert (tensors.tree_mask & 1 == 0).any(), "branches that do not begin with the first row"
+        emulated(GENERAL, task, tensors)
+
+
+def test_a_tree_of_one_branch_is_a_causal_mask():
+    task, plain = (problem((40, 5), {"tree": tree}, seqlen_q=6, window_left=30) for tree in (True, False))
+    tensors, expected = make_inputs(task), make_inputs(plain)
+    tensors.tree_mask.copy_((2 << torch.arange(6)) - 1)
+    for name in ("q", "k_cache", "v_cache"):
+        tensors.by_name[name].copy_(expected.by_name[name])
+    found, wanted = emulated(GENERAL, task, tensors), emulated(GENERAL, plain, expected)
+    assert all(torch.equal(found.by_name[name], output) for name, output in wanted.outputs.items())
 
 
 @pytest.mark.parametrize("padding", [-5, 2**31 - 1])
@@ -328,6 +373,9 @@ def test_few_sequences_are_cut_into_more_parts():
         ({"options": {"new_keys": True, "rotary": True, "rotary_dim": 66}}, "rotary_dim=66: pairs of columns turn, of"),
         ({"options": {"paged": True, "num_pages": 2}}, "the sequences need 5 pages of page_size=64"),
         ({"total_q": 3}, "the operation decode knows no total_q"),
+        ({"options": {"tree": True}, "seqlen_q": 33}, "tree=true takes causal=true, up to 32 rows and no rotary"),
+        ({"options": {"page_scales": True}}, "page_scales=true takes fp8_cache=true: other caches have no scales"),
+        ({"options": {"page_scales": True, "fp8_cache": True}}, "page_scales=true takes paged=true, and"),
     ],
 )
 def test_what_is_no_problem_is_refused(values, message):

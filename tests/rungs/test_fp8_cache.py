@@ -44,6 +44,12 @@ def test_other_columns(columns):
     emulated(problem((0, 150), {"num_splits": 2}, head_dim=columns, layout="padded"))
 
 
+def test_sinks():
+    """Beside scales of V."""
+    tensors = emulated(problem((0, 150), {"num_splits": 3}, sinks=True))
+    torch.testing.assert_close(tensors.lse[0], tensors.sinks[:, None].expand(-1, 2))
+
+
 def test_pages_of_more_blocks_than_the_ring_has_stages():
     emulated(problem((1, 900), {**PAGED, "num_splits": 2}, num_heads=2, num_heads_k=1))
 

@@ -36,4 +36,11 @@ struct Sink {
         else
             return lse;
     }
+    // The same in natural logarithms.
+    __device__ float in_natural_log(float lse) const {
+        if constexpr (sinks)
+            return in_log(lse * log2_e) * ln_2;
+        else
+            return lse;
+    }
 };

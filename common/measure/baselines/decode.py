@@ -20,12 +20,14 @@ from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import Problem
 
 
-def _takes_16_bits(problem: Problem) -> str | None:
+def _takes_plain_rows(problem: Problem) -> str | None:
+    if problem.tree:
+        return "is asked for no draft trees here"
     return "is asked for no 8-bit caches here" if problem.fp8_cache else None
 
 
 def _takes_a_batch(problem: Problem) -> str | None:
-    if reason := _takes_16_bits(problem):
+    if reason := _takes_plain_rows(problem):
         return reason
     return "is asked for no rows that lie one behind the other here" if problem.packed_q else None
 
@@ -171,7 +173,7 @@ BASELINES = by_name(
         package="flash_attn_3",
         install=OF_FORWARD["fa3"].install,
         bind=partial(_with_kvcache, "page_table"),
-        refuses=_takes_16_bits,
+        refuses=_takes_plain_rows,
         arches=(9,),
     ),
     _baseline(

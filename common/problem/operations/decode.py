@@ -4,9 +4,12 @@
     k_cache        (batch, seqlen_k, num_heads_k, head_dim), and v_cache: there is room for seqlen_k keys
     cache_seqlens  (batch), int32: how many of them a sequence has
     cache_leftpad  (batch), int32, with the option leftpad: how many of these, the first ones, are padding and not seen
+    tree_mask      (batch, seqlen_q), int32, with the option tree: bit i of a row's mask is set if it sees row i's key,
+                   of the last keys, as many as rows
     alibi_slopes   (batch, num_heads), fp32, with ALiBi
     k_descale      (batch, num_heads_k), fp32, and v_descale, with the option fp8_cache: the caches are float8_e4m3fn,
-                   and a number in them means itself times its head's descale
+                   and a number in them means itself times its head's descale; with tensor_scales (1), for the whole
+                   cache, and with page_scales (num_pages, num_heads_k, 1)
     k_new, v_new   (batch, seqlen_new, num_heads_k, head_dim), with new_keys: written behind the cached keys, and seen
     rotary_cos     (rotary_positions, rotary_dim / 2), and rotary_sin, with rotary: by which Q and k_new are turned
     lse            (batch, num_heads, seqlen_q), fp32
@@ -33,9 +36,19 @@ from typing import Any, ClassVar
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import buffers
+from flashladder.common.problem import buffers, tree
 from flashladder.common.problem.buffers import INPUT, OUTPUT, UPDATED, Tensor, contiguous, laid_out
-from flashladder.common.problem.caches import DESCALES, TABLE, check_pages, draw_table, read, write
+from flashladder.common.problem.caches import (
+    DESCALES,
+    TABLE,
+    appended,
+    check_pages,
+    draw_scales,
+    draw_table,
+    read,
+    shape_of_scales,
+    write,
+)
 from flashladder.common.problem.decode_sizes import (
     all_keys,
     max_pages,
@@ -55,6 +68,7 @@ from flashladder.common.problem.operations import forward
 from flashladder.common.problem.operations.forward import (
     SINKS,
     SLOPES,
+    TREE,
     Forward,
     attention,
     draw_sinks,
@@ -83,6 +97,9 @@ class Decode(Forward):
         Option("page_size", int, "keys of a page", default=64),
         Option("num_pages", int, "pages of the cache; 0: what the sequences need, and some", minimum=0, default=0),
         Option("fp8_cache", bool, "the caches are 8-bit floats; tensors say their scales", default=False),
+        Option("tensor_scales", bool, "one scale for a cache of 8-bit floats", default=False),
+        Option("page_scales", bool, "a scale for each page and head of a cache of 8-bit floats", default=False),
+        Option("tree", bool, "rows are of a draft tree; a mask says which of the last keys each sees", default=False),
         Option("leftpad", bool, "a sequence's first keys are padding; a tensor says how many", default=False),
         Option("new_keys", bool, "keys are appended to the cache before they are read", default=False),
         Option("seqlen_new", int, "new keys of each sequence", default=1),
@@ -130,6 +147,16 @@ class Decode(Forward):
             )
         if problem.rotary:
             _check_rotary(problem)
+        if problem.tree and (not problem.causal or problem.seqlen_q > tree.MOST_ROWS or problem.rotary):
+            raise UnsupportedProblemError(
+                f"tree=true takes causal=true, up to {tree.MOST_ROWS} rows and no rotary embeddings, which count rows; "
+                f"causal={problem.causal}, seqlen_q={problem.seqlen_q}"
+            )
+        kinds = [name for name in ("tensor_scales", "page_scales") if getattr(problem, name)]
+        if kinds and not problem.fp8_cache:
+            raise UnsupportedProblemError(f"{kinds[0]}=true takes fp8_cache=true: other caches have no scales")
+        if len(kinds) > 1 or (problem.page_scales and not problem.paged):
+            raise UnsupportedProblemError("page_scales=true takes paged=true, and tensor_scales=false")
         if problem.seqlens_q and not problem.packed_q:
             raise UnsupportedProblemError(
                 f"seqlens_q={problem.seqlens_q}: sequences with rows of their own are packed_q=true"
@@ -201,11 +228,13 @@ class Decode(Forward):
             found[TABLE] = Tensor(contiguous(p.batch, max_pages(p)), torch.int32)
         if p.leftpad:
             found[LEFTPAD] = Tensor(contiguous(p.batch), torch.int32)
+        if p.tree:
+            found[TREE] = Tensor(contiguous(p.batch, p.seqlen_q), torch.int32)
         if p.packed_q:
             found[STARTS] = Tensor(contiguous(p.batch + 1), torch.int32)
         found |= of_features(p)
         if p.fp8_cache:
-            found |= dict.fromkeys(DESCALES.values(), Tensor(contiguous(p.batch, p.num_heads_k), torch.float32))
+            found |= dict.fromkeys(DESCALES.values(), Tensor(contiguous(*shape_of_scales(p)), torch.float32))
         if p.new_keys:
             new = p.batch, p.seqlen_new, p.num_heads_k
             found |= {NEW[0]: laid(*new, p.head_dim, dtype), NEW[1]: laid(*new, p.head_dim_v, dtype)}
@@ -222,6 +251,9 @@ class Decode(Forward):
         tensors[LENGTHS].copy_(torch.tensor(seqlens(p), dtype=torch.int32))
         if p.paged:
             draw_table(p, tensors[TABLE], generator)
+        draw_scales(p, tensors)
+        if p.tree:
+            tree.draw(tensors[TREE], generator)
         if p.packed_q:
             tensors[STARTS].copy_(torch.tensor([0, *itertools.accumulate(seqlens_q(p))], dtype=torch.int32))
         if p.alibi:
@@ -264,11 +296,12 @@ class Decode(Forward):
             rows = _rows(p, tensors, q, sequence)
             if (end := length + seqlen_new(p)) > begin and rows.shape[1]:
                 lying = [[read(p, tensors, name, sequence, length)] if length else [] for name in CACHES]
-                for places, keys in zip(lying, new, strict=False):
-                    places.append(keys[sequence])
+                for name, places, keys in zip(CACHES, lying, new, strict=False):
+                    places.append(appended(p, tensors, name, sequence, length, keys[sequence]))
                 k, v = (torch.cat(places)[None, begin:] for places in lying)
                 parts = {"q": rows, "k": k, "v": v, **{name: tensors[name] for name in (SINKS,) if p.sinks}}
-                parts |= {SLOPES: tensors[SLOPES][sequence : sequence + 1]} if p.alibi else {}
+                of_sequences = [name for name in (SLOPES, TREE) if name in tensors]
+                parts |= {name: tensors[name][sequence : sequence + 1] for name in of_sequences}
                 o, lse = attention(_alone(p, rows.shape[1], end - begin), parts, dtype)
                 for x, rows_of_x in ((found["o"], o), (found[LSE].mT, lse.mT)):
                     _rows(p, tensors, x, sequence).copy_(rows_of_x)

@@ -22,7 +22,7 @@ from flashladder.common.problem.problem import DTYPES, FEATURES, LSE, Operation,
 PACKED_INPUTS = "qkv"  # the layout of inputs that lie row by row in one buffer
 LAYOUTS = (*buffers.LAYOUTS, PACKED_INPUTS)
 ALL_KEYS = 2**30  # a window without an end on that side
-SLOPES, SINKS = "alibi_slopes", "sinks"
+SLOPES, SINKS, TREE = "alibi_slopes", "sinks", "tree_mask"
 _SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
 
 
@@ -211,6 +211,8 @@ def masked_scores(
         scores = scores - slopes * _distance(p, rows, scores.device)
     if p.causal or p.window:
         scores.masked_fill_(_hidden(p, rows, scores.device), -math.inf)
+    if TREE in tensors:
+        scores[..., -p.seqlen_q :].masked_fill_(_on_other_branches(p, tensors[TREE][batch, rows]), -math.inf)
     return scores
 
 
@@ -237,6 +239,12 @@ def kept(
     heads = range(batch * p.num_heads, (batch + 1) * p.num_heads)
     mask = dropout.kept(tensors[dropout.RNG_STATE], p.dropout_p, heads, range(rows.start, rows.stop), p.seqlen_k)
     return (values * dropout.rescale(p.dropout_p)).masked_fill_(~mask, 0)
+
+
+def _on_other_branches(problem: Problem, masks: torch.Tensor) -> torch.Tensor:
+    """Which of the last keys, as many as rows, rows do not see by their masks: (rows, keys)."""
+    nodes = torch.arange(problem.seqlen_q, device=masks.device)[-problem.seqlen_k :]
+    return (masks[:, None] >> nodes & 1) == 0
 
 
 def _distance(problem: Problem, rows: slice, device: torch.device) -> torch.Tensor:

@@ -7,6 +7,7 @@
 #include "fp8_operands.cuh"
 #include "parts_of_sequence.cuh"
 #include "ptx/griddepcontrol.cuh"
+#include "scaled_cache.cuh"
 #include "warp_copy.cuh"
 #include "warp_sums.cuh"
 
@@ -26,12 +27,7 @@ constexpr int shared_bytes = tiles_bytes > sizeof(Sums) ? tiles_bytes : sizeof(S
 
 static_assert(warp_keys <= 32, "a lane looks up one key");
 
-// (batch, num_heads_k) each: what the numbers of a head's K or V are multiplied by.
-struct Fp8Params : CacheParams {
-    const float *k_descale, *v_descale;
-    FLASHLADDER_FURTHER_FIELDS(CacheParams, k_descale, v_descale)
-};
-
+using Fp8Params = Scaled<CacheParams>;
 FLASHLADDER_KERNEL(attention_decode, Fp8Params,
                    Launch{num_threads, shared_bytes, rows, block_n}
                        .over("cdiv(num_heads * seqlen_q, 16 * num_heads_k)", "num_heads_k * num_parts", "1"));
@@ -55,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const TensorStride at_k = params.k_cache_stride, at_v = params.v_cache_stride;
     const uint8_t *k = static_cast<const uint8_t *>(params.k_cache) + tile.head_k * at_k.head;
     const uint8_t *v = static_cast<const uint8_t *>(params.v_cache) + tile.head_k * at_v.head;
-    const int scale_at = tile.batch * params.num_heads_k + tile.head_k;
+    const int scale_at = params.scale_at(tile.batch, 0, tile.head_k);
     const float k_scale = params.k_descale[scale_at], v_scale = params.v_descale[scale_at];
 
     tile.copy<QTile>(shared_q, params.q, params.q_stride);

@@ -16,8 +16,8 @@ struct PartOfRows {
 // Adds up the parts of a tile's rows, in the order of the ranks, and stores O and the log-sum-exp. The cluster has met; the
 // warps of all its CTAs share the work, 4 columns a lane: those of its first threads. The log-sum-exp of a row without keys is
 // `of_no_key`.
-template <int ctas, int rows, int cols, int more_cols>
-__device__ inline void combine_cluster(const DecodeParams &params, const PackedRows<rows> &tile,
+template <int ctas, class Params, int rows, int cols, int more_cols>
+__device__ inline void combine_cluster(const Params &params, const PackedRows<rows> &tile,
                                        const PartOfRows<rows, cols, more_cols> &part, int threads = blockDim.x,
                                        float of_no_key = -INFINITY) {
     const int first = (warp_index() * ctas + cluster_rank()) * 32 + lane_index();

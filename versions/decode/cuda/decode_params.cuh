@@ -1,6 +1,10 @@
 // What the host passes to every kernel of the ladder, and what follows from it.
 #pragma once
+#include "config.cuh"
 #include "launch.cuh"
+#include "softmax/sinks.cuh"
+
+#include <type_traits>
 
 // Tensors are (batch, seqlen, heads, head_dim), their last dimension contiguous. A sequence's keys are the first
 // cache_seqlens[batch] of its seqlen_k places in the caches. lse is (batch, heads, seqlen_q) fp32, contiguous, or null.
@@ -35,6 +39,23 @@ struct DecodeParams {
         return (static_cast<long long>(sequence) * num_heads + head) * seqlen_q + row;
     }
 };
+
+// What a rung has no field for is not there: config::sinks is its own, or that here.
+namespace absent {
+constexpr bool sinks = false, page_scales = false, tree = false;
+}
+namespace config {
+using namespace absent;
+}
+using SinkingParams = std::conditional_t<config::sinks, Sinking<DecodeParams>, DecodeParams>;
+
+// That of a head, where there are any.
+template <class Params>
+__device__ inline Sink<config::sinks> sink_of(const Params &params, int head) {
+    Sink<config::sinks> sink;
+    sink.take(params, head);
+    return sink;
+}
 
 // How many of the keys a row sees: all, or, under the causal rule, one less for each row behind it.
 template <bool causal>

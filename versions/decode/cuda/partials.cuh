@@ -12,9 +12,9 @@ FLASHLADDER_WORKSPACE(partial_lse, float, "max(num_parts, num_splits * batch) * 
 
 // O of a row from its parts, by a warp: `slice` columns of it, from `first_col` on. Parts are weighted by their
 // log-sum-exp, which is -inf of one without keys. They are added up in their order, whichever was ready first. Where no
-// part has keys, the row's log-sum-exp is `of_no_key`.
+// part has keys, the row's log-sum-exp is `of_no_key`. A sink joins the sum here, once, however many parts there are.
 template <int head_dim_v = config::head_dim, int slice = head_dim_v>
-__device__ inline void combine_parts(const DecodeParams &params, Partials partials, Parts parts, int batch, int head,
+__device__ inline void combine_parts(const SplitParams &params, Partials partials, Parts parts, int batch, int head,
                                      int row, int first_col = 0, float of_no_key = -INFINITY) {
     constexpr int columns = (slice + 63) / 64 * 2;  // of a lane, whole pairs
     constexpr int at_once = slice < head_dim_v ? 32 : 8;  // loads that are under way
@@ -42,12 +42,14 @@ __device__ inline void combine_parts(const DecodeParams &params, Partials partia
             }
         }
     }
-    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+    const auto sink = sink_of(params, head);
+    const float whole = sink.in_sum(sum, highest * log2_e), inverse = whole > 0.0f ? 1.0f / whole : 0.0f;
     config::dtype *to = static_cast<config::dtype *>(params.o) + batch * params.o_stride.batch +
                         row * params.o_stride.row + head * params.o_stride.head + column;
 #pragma unroll
     for (int c = 0; has_columns && c < columns; c += 2)
         *reinterpret_cast<uint32_t *>(to + c) = pack<config::dtype>(o[c] * inverse, o[c + 1] * inverse);
     if (params.lse != nullptr && lane_index() == 0 && first_col == 0)
-        params.lse[params.row_index(batch, head, row)] = or_of_no_key(highest + __log2f(sum) * ln_2, of_no_key);
+        params.lse[params.row_index(batch, head, row)] =
+            or_of_no_key(sink.in_natural_log(highest + __log2f(sum) * ln_2), of_no_key);
 }

@@ -4,7 +4,6 @@
 #include "packed_rows.cuh"
 #include "schedule/packed.cuh"
 #include "seen_keys.cuh"
-#include "softmax/sinks.cuh"
 #include "tile/rows.cuh"
 
 // Sequence b has the rows from cu_seqlens_q[b] up to cu_seqlens_q[b + 1] of all seqlen_q. q, o and lse are of one batch.
@@ -13,8 +12,7 @@ struct PackedQ : Params {
     const int *cu_seqlens_q;
     FLASHLADDER_FURTHER_FIELDS(Params, cu_seqlens_q)
 };
-using SinkingCache = std::conditional_t<config::sinks, Sinking<SlopedCache>, SlopedCache>;
-using PackedCache = std::conditional_t<config::packed_q, PackedQ<SinkingCache>, SinkingCache>;
+using PackedCache = std::conditional_t<config::packed_q, PackedQ<SlopedCache>, SlopedCache>;
 using RowParams = std::conditional_t<config::narrower, Narrower<PackedCache>, PackedCache>;
 
 // Where a tile is: its number in its sequence, where that begins in the batch of Q, and how many rows and keys it has.

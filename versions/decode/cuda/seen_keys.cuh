@@ -54,6 +54,8 @@ struct SeenKeys {
 // The same of a lane's two rows.
 struct LaneSees {
     int first[2], end[2];
+    int tree_begin;
+    unsigned tree[2];
 
     template <class SeenByTile>
     __device__ explicit LaneSees(const SeenByTile &seen) {
@@ -61,18 +63,35 @@ struct LaneSees {
         for (int h = 0; h < 2; ++h) {
             const int i = h * 8 + accumulator_row();
             first[h] = seen.first(i), end[h] = seen.end(i);
+            if constexpr (config::tree)
+                tree[h] = seen.params.tree_mask[seen.tile.batch * seen.tile.seqlen_q + min(seen.tile.row(i), seen.tile.seqlen_q - 1)];
         }
+        if constexpr (config::tree) tree_begin = seen.keys - seen.tile.seqlen_q;
     }
     // -inf in S, which begins with key `at`, where a row does not see a key.
     template <int keys>
     __device__ void hide(Accumulator<16, keys> &s, int at) const {
         if (at + keys > min(end[0], end[1])) DecodeSoftmax::hide(s, at, end);
+        if constexpr (config::tree)
+            if (at + keys > tree_begin) hide_other_branches(s, at);
         if (!config::window || at >= max(first[0], first[1])) return;
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (at + n * 8 + accumulator_col() + i % 2 < first[i / 2]) s.block[0][n][i] = -INFINITY;
+    }
+
+  private:
+    template <int keys>
+    __device__ void hide_other_branches(Accumulator<16, keys> &s, int at) const {
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int node = at + n * 8 + accumulator_col() + i % 2 - tree_begin;
+                if (node >= 0 && !(tree[i / 2] >> min(node, 31) & 1)) s.block[0][n][i] = -INFINITY;
+            }
     }
 };
 

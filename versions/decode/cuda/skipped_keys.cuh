@@ -2,6 +2,13 @@
 #pragma once
 #include "seen_keys.cuh"
 
+// Rows of a draft tree, (batch, seqlen_q): bit i of a row's mask is set if it sees row i's key, which are the last ones.
+template <class Params>
+struct Branching : Params {
+    const int *tree_mask;
+    FLASHLADDER_FURTHER_FIELDS(Params, tree_mask)
+};
+
 // How many places of each sequence's cache are padding, before its first key.
 template <class Params>
 struct Padded : Params {
@@ -9,7 +16,8 @@ struct Padded : Params {
     FLASHLADDER_FURTHER_FIELDS(Params, cache_leftpad)
 };
 
-using PaddedCache = std::conditional_t<config::leftpad, Padded<SlopedCache>, SlopedCache>;
+using BranchingCache = std::conditional_t<config::tree, Branching<SlopedCache>, SlopedCache>;
+using PaddedCache = std::conditional_t<config::leftpad, Padded<BranchingCache>, BranchingCache>;
 
 template <class Params>
 struct Seen : Params {

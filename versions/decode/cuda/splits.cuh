@@ -1,6 +1,5 @@
 // Keys of a sequence that are cut into parts.
 #pragma once
-#include "config.cuh"
 #include "decode_params.cuh"
 #include "ptx/sm80.cuh"
 #include "softmax/log2.cuh"
@@ -11,10 +10,10 @@ struct Parts {
     int first, apart, count;
 };
 
-struct SplitParams : DecodeParams {
+struct SplitParams : SinkingParams {
     int num_splits;
     int num_parts, target_parts;  // of all sequences, where longer ones are cut into more
-    FLASHLADDER_FURTHER_FIELDS(DecodeParams, num_splits, num_parts, target_parts)
+    FLASHLADDER_FURTHER_FIELDS(SinkingParams, num_splits, num_parts, target_parts)
 
     // Part `split` of a sequence is part split * batch + sequence of all.
     __device__ Parts parts_of(int sequence) const { return {sequence, batch, num_splits}; }

@@ -58,10 +58,16 @@ __device__ inline void store_rounded(T *to, float4 o) {
     *reinterpret_cast<uint2 *>(to) = make_uint2(pack<T>(o.x, o.y), pack<T>(o.z, o.w));
 }
 
-// Four columns of O of packed row i, and with the first ones its log-sum-exp.
-template <class T, int rows>
-__device__ inline void store_columns(const DecodeParams &params, const PackedRows<rows> &tile, int i, int col, float4 o,
+// Four columns of O of packed row i, whose keys are all in it, and with the first ones its log-sum-exp; with its sink.
+template <class T, class Params, int rows>
+__device__ inline void store_columns(const Params &params, const PackedRows<rows> &tile, int i, int col, float4 o,
                                      float lse) {
+    if constexpr (config::sinks) {
+        const auto sink = sink_of(params, tile.head(i));
+        const float share = sink.share(lse * log2_e);
+        o.x *= share, o.y *= share, o.z *= share, o.w *= share;
+        lse = sink.in_natural_log(lse);
+    }
     store_rounded(tile.template element<T>(params.o, params.o_stride, i) + col, o);
     if (params.lse != nullptr && col == 0) params.lse[params.row_index(tile.batch, tile.head(i), tile.row(i))] = lse;
 }
