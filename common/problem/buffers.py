@@ -19,7 +19,7 @@ _GUARD_ROWS = 128  # a whole tile of rows: a kernel that forgets the end of a te
 _GUARD_MULTIPLE = 128  # elements: keeps the tensors' alignment
 LAYOUTS = ("bshd", "bhsd", "padded")  # of (batch, seqlen, heads, head_dim), all four in this order of dimensions
 INPUT, UPDATED, OUTPUT = "input", "updated", "output"  # what kernels do with a tensor; UPDATED is an input, too
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -131,4 +131,4 @@ def unwritten(tensor: torch.Tensor) -> int:
 
 
 def _pattern(word: int, dtype: torch.dtype) -> int:
-    return {1: word >> 8, 2: word, 4: word << 16 | word}[dtype.itemsize]
+    return {1: word >> 8, 2: word, 4: word << 16 | word, 8: word * 0x1000100010001}[dtype.itemsize]

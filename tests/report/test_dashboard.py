@@ -169,7 +169,9 @@ def test_the_page_has_all_of_the_ladder(everything, run):
     assert "|  | FlashAttention-2 | 300 | 1 |" in text
 
 
-@pytest.mark.parametrize("ladder", [name for name in catalog.ladders() if catalog.ladder_of(name).launches])
+@pytest.mark.parametrize(
+    "ladder", [name for name in catalog.ladders() if any(rung.milestone for rung in catalog.versions(ladder=name))]
+)
 def test_about_ten_rungs_of_each_ladder_are_on_its_page_or_the_readme(ladder):
     text = (ROOT / ("README.md" if ladder == catalog.FIRST else f"versions/{ladder}/README.md")).read_text()
     new = {rung.title: rung.milestone for rung in catalog.versions(ladder=ladder) if rung.milestone}
