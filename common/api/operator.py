@@ -145,14 +145,14 @@ def launch(
     have nothing to do, and it returns None. What no launch takes at once is launched in pieces.
     """
     present = {name: x if x.dim() == 4 else x.contiguous() for name, x in tensors.items() if x is not None}
-    q = present["q"]
+    device = next(iter(present.values())).device
     if is_blind or not all(present[name].numel() for name in problem.inputs):
-        ready.choice_for(problem, q.device, version)  # or it is refused
+        ready.choice_for(problem, device, version)  # or it is refused
         if out_is_given:
-            ready.check_out(present["o"], q, problem.head_dim_v)
+            ready.check_out(present["o"], present["q"], problem.head_dim_v)
         _clear(problem, present)
         return None
-    found = ready_for(problem, q.device, version)
+    found = ready_for(problem, device, version)
     if clears(problem, found):
         _clear(problem, present)
     try:
@@ -161,7 +161,7 @@ def launch(
         for piece, parts in pieces.halves(problem, present, error):
             launch(piece, parts, version)
     else:
-        if problem.packed and not ready.is_gpu(q.device):  # the emulator gives all of its memory back
+        if problem.packed and not ready.is_gpu(device):  # the emulator gives all of its memory back
             _clear(problem, present, *(int(present[f"cu_seqlens_{of}"][-1]) for of in "qk"))
     for name in problem.outputs:  # of pieces they may have other strides
         if present[name] is not (wanted := tensors[name]) and wanted is not None:

@@ -87,7 +87,8 @@ def test_the_largest_and_the_smallest(device):
 def test_torch_sees_through_it(device):
     o, lse = torch.randn(2, 5, 3, 8, device=device).bfloat16(), torch.randn(2, 3, 5, device=device)
     strided = torch.randn(2, 3, 5, 8, device=device).bfloat16().transpose(1, 2)
-    torch.library.opcheck(torch.ops.flashladder.merge_states.default, (strided, lse, o, lse))
+    torch.library.opcheck(torch.ops.flashladder.merge_states.default, (strided, lse, o, lse, False))
+    torch.library.opcheck(torch.ops.flashladder.merge_states_out.default, (strided, lse, o, lse, False, o.clone()))
 
     def model(o, lse):
         return merge_states(*merge_states(o * 2, lse, o, lse + 1), o, lse)
@@ -121,7 +122,63 @@ def test_parts_that_see_nothing_are_not_read(device, nothing):
     merged, merged_lse = merge_states(o, lse)
     assert merged[:, 0, 0].tolist() == [3.0, 0.0]
     assert merged_lse[:, 0].tolist() == [5.0, -math.inf]
-    torch.library.opcheck(torch.ops.flashladder.merge_parts.default, (o, lse))
+    torch.library.opcheck(torch.ops.flashladder.merge_states.default, (o, lse, None, None, False))
+
+
+def sides(device, wide=False, rows=5, columns=64):
+    """Of 3 heads, of which some see no key."""
+    generator = torch.Generator().manual_seed(rows)
+    o_a, o_b = (torch.randn(2, rows, 3, columns, generator=generator) for _ in "ab")
+    lse_a, lse_b = (torch.randn(2, 3, rows, generator=generator) for _ in "ab")
+    lse_a[:, 0], lse_b[0] = -math.inf, math.inf
+    o_a[:, :, 0] = math.nan
+    first = o_a if wide else o_a.bfloat16()
+    return [x.to(device) for x in (first, lse_a, o_b.bfloat16(), lse_b)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_rows_first_and_memory_of_ones_own(device, wide, packed):
+    """The same bits in either layout, into a tensor of any strides, or into side a itself."""
+    o_a, lse_a, o_b, lse_b = (x[0] if packed else x for x in sides(device, wide))
+    expected, sums = merge_states(o_a, lse_a, o_b, lse_b)
+    apart, itself = torch.zeros(*o_a.shape[:-1], 128, dtype=o_a.dtype, device=device)[..., :64], o_a.clone()
+    for side_a, out in ((o_a, None), (o_a, apart), (itself, itself)):
+        o, lse = merge_states(side_a, lse_a.mT, o_b, lse_b.mT.contiguous(), rows_first=True, out=out)
+        assert out is None or o is out
+        torch.testing.assert_close(o, expected, rtol=0, atol=0)
+        torch.testing.assert_close(lse.mT, sums, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [64, 80, 128, 512, 72])
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_kernel_is_as_torch(wide, columns):
+    """72 columns have none."""
+    two = sides("cpu", wide, columns=columns)
+    o_a, lse_a, o_b, lse_b = two
+    parts = torch.stack((o_a[:, 0], o_b[:, 0].to(o_a.dtype)), 1), torch.stack((lse_a[..., 0], lse_b[..., 0]), 1)
+    for states in (two, parts):
+        found = merge_states(*[x.cuda() for x in states])
+        for output, expected in zip(found, merge_states(*states), strict=True):
+            torch.testing.assert_close(output.cpu(), expected, rtol=2**-7, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_graph_captures_one_kernel():
+    states = sides("cuda", columns=128)
+    out = torch.empty_like(states[0])
+    expected, _ = merge_states(*states)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        merge_states(*states, out=out)
+    graph.replay()
+    assert torch.equal(out, expected)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        merge_states(*states, out=out)
+        torch.cuda.synchronize()
+    kernels = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert kernels == ["attention_merge"]
 
 
 def test_what_does_not_belong_together_is_refused():
