@@ -11,6 +11,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "attention": _API,
     "dropout_mask": f"{_API}.dropout",
     "forward": f"{_API}.timed",
+    "tree_mask": f"{_API}.tree",
     "forward_timed": f"{_API}.timed",
     "merge_states": f"{_API}.merge",
     "ring_attention": f"{_API}.ring",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api.ring import zigzag_split as zigzag_split
     from flashladder.common.api.timed import forward as forward
     from flashladder.common.api.timed import forward_timed as forward_timed
+    from flashladder.common.api.tree import tree_mask as tree_mask
 else:
     from flashladder.common import lazy
 

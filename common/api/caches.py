@@ -14,12 +14,15 @@ import torch
 from flashladder.common.api import gradients, validate
 from flashladder.common.api.validate import can_look_at
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.fp8 import FP8, quantised
+from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import launch, overlap
 
 _WHOLE = "(batch, seqlen, heads_k, head_dim)"
 _PAGES = "(num_pages, page_size, heads_k, head_dim) with a block_table"
+
+
+Scale = torch.Tensor | float | None
 
 
 class Cache(NamedTuple):
@@ -28,7 +31,7 @@ class Cache(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     table: torch.Tensor | None
-    k_descale: torch.Tensor | None = None  # (batch, heads_k), fp32, and that of V: of 8-bit floats alone
+    k_descale: torch.Tensor | None = None  # fp32, and that of V: of 8-bit floats alone, as `scaled` has them
     v_descale: torch.Tensor | None = None
 
 
@@ -88,28 +91,37 @@ def cache_of(
     return Cache(k_cache, v_cache, block_table)
 
 
-def scaled(cache: Cache, k_descale: torch.Tensor | None, v_descale: torch.Tensor | None) -> Cache:
-    """The cache with the scales of its 8-bit floats, 1 where none is given; UnsupportedProblemError for others."""
+def scaled(cache: Cache, k_descale: Scale, v_descale: Scale) -> Cache:
+    """The cache with the scales of its 8-bit floats, 1 where none is given; UnsupportedProblemError for others.
+
+    Both are of one kind: of heads, (batch, heads_k); of pages, (num_pages, heads_k, 1); or one number, (1,).
+    """
     if cache.k.dtype != FP8 and k_descale is None and v_descale is None:
         return cache
-    descales = {"k_descale": k_descale, "v_descale": v_descale}
-    wanted = (_batch(cache), cache.k.shape[2])
-    shapes = wanted, (1, wanted[1])
-    fitting = f"with q it is {wanted} or {shapes[1]}"
-    for name, descale in descales.items():
+    num_pages, _, heads_k, _ = cache.k.shape
+    of_heads, of_pages = (_batch(cache), heads_k), (num_pages, 1, heads_k, 1)
+    shapes = [(), (1,), of_heads, (1, heads_k), *([] if cache.table is None else [of_pages, (num_pages, 1, 1, 1)])]
+    fitting = f"with q it is a number, (1,), {', '.join(map(str, shapes[2:]))}, as one is for a tensor, heads or pages,"
+    found: dict[str, torch.Tensor | None] = {}
+    for name, descale in (("k_descale", k_descale), ("v_descale", v_descale)):
         if descale is None:
+            found[name] = None
             continue
-        descale = validate.tensor(name, descale)
         if cache.k.dtype != FP8:
             raise UnsupportedProblemError(f"{name} is given, but k_cache is {cache.k.dtype}: scales are those of {FP8}")
+        if not isinstance(descale, torch.Tensor):
+            descale = cache.k.new_full((), validate.number(name, descale), dtype=torch.float32)
         validate.like(name, descale, lambda shape: _is_among(shape, shapes), torch.float32, cache.k.device, fitting)
         if can_look_at(descale) and not ((descale > 0) & descale.isfinite()).all():
             raise UnsupportedProblemError(f"{name}={descale.tolist()}: a scale is a positive, finite number")
-    of_heads = {
-        name: cache.k.new_ones(wanted, dtype=torch.float32) if descale is None else descale.expand(wanted).contiguous()
-        for name, descale in descales.items()
-    }
-    return cache._replace(**of_heads)
+        found[name] = descale.reshape(1) if descale.dim() < 2 else descale
+    ranks = {descale.dim() for descale in found.values() if descale is not None}
+    shape = of_pages if 4 in ranks else (1,) if ranks == {1} else of_heads
+    if {2, 4} <= ranks:
+        raise UnsupportedProblemError("k_descale and v_descale: one is of pages, one of heads; both are of one kind")
+    scales = (cache.k.new_ones(shape, dtype=torch.float32) if x is None else x.expand(shape) for x in found.values())
+    k_scales, v_scales = (x.reshape(num_pages, heads_k, 1) if 4 in ranks else x.contiguous() for x in scales)
+    return cache._replace(k_descale=k_scales, v_descale=v_scales)
 
 
 def _is_among(shape: torch.Size, shapes: Sequence[Sequence[int]]) -> bool:
@@ -119,20 +131,27 @@ def _is_among(shape: torch.Size, shapes: Sequence[Sequence[int]]) -> bool:
     return False
 
 
-def check_pages(cache: Cache, lengths: torch.Tensor, least: int = -1) -> None:
+def check_pages(cache: Cache, lengths: torch.Tensor, begin: torch.Tensor | int = 0, *, least: int = -1) -> None:
     """UnsupportedProblemError where the page of one of so many keys, (batch), is no number of a page, from `least` on.
 
-    Entries behind them may be anything.
+    Entries behind them, and before key `begin`, may be anything.
     """
     if cache.table is None or not can_look_at(cache.table):
         return
     num_pages, page_size = cache.k.shape[:2]
-    used = cache.table[page_size * torch.arange(cache.table.shape[1]) < lengths[:, None]]
+    first = page_size * torch.arange(cache.table.shape[1])
+    used = cache.table[(first < lengths[:, None]) & (first + page_size > torch.as_tensor(begin).reshape(-1, 1))]
     if not ((used >= least) & (used < num_pages)).all():
         raise UnsupportedProblemError(
             f"block_table has pages {int(used.min())} to {int(used.max())}; the cache has {num_pages}, from 0, and -1 "
             "is none"
         )
+
+
+def first_seen(lengths: torch.Tensor, rows: int, window_left: int | None, leftpad: torch.Tensor | None) -> torch.Tensor:
+    """The first key of each sequence, (batch), that one of its last rows sees; no page before its own is read."""
+    first = torch.zeros_like(lengths) if window_left is None else (lengths - rows - window_left).clamp(min=0)
+    return first if leftpad is None else torch.maximum(first, leftpad)
 
 
 def numbers(name: str, value: object, batch: int, device: torch.device, most: int, what: str) -> torch.Tensor:
@@ -166,6 +185,15 @@ def lengths_of(cache_seqlens: int | torch.Tensor | None, cache: Cache) -> torch.
     return torch.full((_batch(cache),), length, dtype=torch.int32, device=cache.k.device)
 
 
+def tree_of(tree_mask: object, q: torch.Tensor) -> torch.Tensor:
+    """The masks of rows of a draft tree, (batch, seqlen_q), int32, contiguous. UnsupportedProblemError for others."""
+    shape = tuple(q.shape[:2])
+    found = validate.like(
+        "tree_mask", tree_mask, lambda given: _is_among(given, [shape]), torch.int32, q.device, f"with q it is {shape}"
+    )
+    return found.contiguous()
+
+
 def new_keys(
     k: torch.Tensor | None, v: torch.Tensor | None, q: torch.Tensor, cache: Cache, lengths: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,7 +211,7 @@ def new_keys(
         raise UnsupportedProblemError(
             f"cache_seqlens={lengths.tolist()} and {k.shape[1]} new keys: the cache has room for {room_of(cache)} keys"
         )
-    check_pages(cache, lengths + k.shape[1])
+    check_pages(cache, lengths + k.shape[1], lengths)
     if not new_places(cache, lengths, k.shape[1])[1].all():
         raise UnsupportedProblemError(
             f"block_table is -1, which is no page, where new keys come to: behind cache_seqlens={lengths.tolist()}"
@@ -250,21 +278,3 @@ def new_places(cache: Cache, lengths: torch.Tensor, new: int) -> tuple[tuple[tor
     sequences = torch.arange(lengths.shape[0], device=keys.device)[:, None].expand(-1, new).flatten()
     where, is_page = pages_of(cache, sequences, keys.clamp(max=room_of(cache) - 1))
     return where, is_page & (keys < room_of(cache))
-
-
-def append(k: torch.Tensor, v: torch.Tensor, cache: Cache, lengths: torch.Tensor) -> None:
-    """Writes new keys behind those of sequences where they have a place; to 8-bit floats by the cache's scales.
-
-    The host does not know how many have one. So each is written, one without a place as the first that has one: the
-    same number to the same memory, in whatever order. Where none has a place, what is there is written.
-    """
-    if not k.numel():
-        return
-    (pages, rows), has_place = new_places(cache, lengths, k.shape[1])
-    source = torch.where(has_place, torch.arange(rows.shape[0], device=rows.device), has_place.int().argmax())
-    where, is_new = (pages[source], rows[source]), has_place[source][:, None, None]
-    for into, new, descale in ((cache.k, k, cache.k_descale), (cache.v, v, cache.v_descale)):
-        memory, numbers = into, new.flatten(0, 1)
-        if descale is not None:  # torch has no index_put_ of 8-bit floats everywhere
-            memory, numbers = (x.view(torch.uint8) for x in (into, quantised(new, descale[:, None]).flatten(0, 1)))
-        memory.index_put_(where, torch.where(is_new, numbers[source], memory[where]))

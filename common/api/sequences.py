@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -75,3 +76,44 @@ def bounds(cu_seqlens: torch.Tensor) -> list[int]:
         if cu_seqlens.is_cuda:
             remember(cu_seqlens, found)
     return list(found)
+
+
+def of_equal_lengths(
+    q: object, out: object, cu_seqlens_q: object, max_seqlen_q: object
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Views (batch, max_seqlen_q, heads, head_dim) of packed rows of q, and of O if that is given.
+
+    Each sequence has max_seqlen_q rows: none has more, and together they have as many. UnsupportedProblemError for
+    others, which shows without reading cu_seqlens_q.
+    """
+    if cu_seqlens_q is None or max_seqlen_q is None:
+        lacking = "cu_seqlens_q" if cu_seqlens_q is None else "max_seqlen_q"
+        raise UnsupportedProblemError(f"{lacking} is left out: packed rows of q take cu_seqlens_q and max_seqlen_q")
+    (rows,) = validate.tensors(validate.PACKED, q=q)
+    starts, longest = (
+        validate_starts("cu_seqlens_q", cu_seqlens_q, rows.device),
+        validate.rows("max_seqlen_q", max_seqlen_q),
+    )
+    batch = starts.shape[0] - 1
+    if validate.surely(rows.shape[0] != batch * longest):
+        raise UnsupportedProblemError(
+            f"q has {rows.shape[0]} rows of {batch} sequences, max_seqlen_q={longest}: here each has so many; "
+            "flash_attn_varlen_func takes sequences of different numbers of rows"
+        )
+    if validate.can_look_at(starts):
+        validate_bounds("q", starts, rows.shape[0], longest)
+    shape = batch, longest, *rows.shape[1:]
+    if out is None:
+        return rows.view(shape), None
+    (o,) = validate.tensors(validate.PACKED, out=out)
+    if o.shape != rows.shape:
+        raise UnsupportedProblemError(f"out is {tuple(o.shape)}; O is {tuple(rows.shape)}, as q")
+    return rows.view(shape), o.view(shape)
+
+
+def flat(outputs: Any) -> Any:
+    """O of sequences of equal lengths, packed, or it and the log-sum-exp, (heads, total_q)."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.flatten(0, 1)
+    o, lse = outputs
+    return o.flatten(0, 1), lse.transpose(0, 1).flatten(1)

@@ -10,7 +10,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PAGE, NUM_PAGES = 16, 6
 LENGTHS = (20, 9)
 TABLE = ((1, 2, 0), (3, 4, 5))
-ANYTHING = ((1, 2, -77), (3, 99999, 2**30))
+ANYTHING = ((1, 2, -(2**31)), (3, 99999, 2**31 - 1))
 
 
 @pytest.fixture(params=DEVICES)
@@ -57,6 +57,23 @@ def test_behind_new_keys_they_may_be_anything(device, dtype):
 def test_behind_keys_they_may_be_anything(device):
     for expected, found in zip(read(TABLE, device), read(ANYTHING, device), strict=True):
         assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("appends", [False, True])
+@pytest.mark.parametrize("bounds", ["window", "padding"])
+def test_before_the_first_key_that_is_seen_they_may_be_anything(device, bounds, appends):
+    """Servers give back pages that have left a window."""
+    k, v = (normal(NUM_PAGES, PAGE, 2, 64, device=device) for _ in "kv")
+    q, new = normal(2, 1, 4, 64, device=device), normal(2, 1, 2, 64, device=device)
+    more = {"window_size": (10, 0)} if bounds == "window" else {"cache_leftpad": numbers((33, 16), device)}
+    more["cache_seqlens"] = numbers((43, 27), device)
+    found = [
+        flashladder.flash_attn_with_kvcache(
+            q, k.clone(), v.clone(), *([new, new] if appends else []), block_table=numbers(table, device), **more
+        )
+        for table in (((1, 2, 0), (3, 4, 5)), ((2**31 - 1, -77, 0), (99999, 4, -(2**31))))
+    ]
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("page", [NUM_PAGES, -2])

@@ -66,6 +66,58 @@ def test_new_keys_are_rounded_by_the_scales():
     same((o, lse), expected)
 
 
+@pytest.mark.parametrize("columns", [COLUMNS, 40])
+@pytest.mark.parametrize("appends", [False, True])
+def test_what_rows_see_and_new_keys(appends, columns, device):
+    """As beside a cache in 16 bits with the same numbers, to which new keys are rounded that are 8-bit floats."""
+    shape = 3, ROOM, HEADS_K, columns
+    narrow = exact_in_8_bits(*shape, device=device)
+    wide = [cache.bfloat16() for cache in narrow]
+    of_new = exact_in_8_bits(3, 1, HEADS_K, columns, device=device, seeds=(3, 4)) if appends else []
+    new = [keys.bfloat16() for keys in of_new]
+    options = {"window_size": (30, 0), "softcap": 4.0, "s_aux": torch.tensor((1.0, -2.0, 3.0, 0.0), device=device)}
+    options |= {"cache_leftpad": torch.tensor([0, 1, 20], dtype=torch.int32, device=device), "num_splits": 2}
+    q, lengths = normal(3, 2, HEADS, columns).to(device), LENGTHS.to(device)
+    found, expected = (
+        flash_attn_with_kvcache(q, *both, *new, cache_seqlens=lengths, **options, return_softmax_lse=True)
+        for both in (narrow, wide)
+    )
+    same(found, expected)
+    for cache, like in zip(narrow, wide, strict=True):
+        assert torch.equal(cache.bfloat16(), like)
+
+
+KINDS = {  # of scales: given, and what they are for each of 9 pages of 32 and each head
+    "a number": (0.5, torch.full((9, HEADS_K), 0.5)),
+    "a tensor of one": (torch.tensor(2.0), torch.full((9, HEADS_K), 2.0)),
+    "of pages and heads": (
+        2.0 ** (torch.arange(18) % 5 - 2).view(9, 1, HEADS_K, 1),
+        2.0 ** (torch.arange(18) % 5 - 2).view(9, HEADS_K),
+    ),
+    "of pages": (2.0 ** (torch.arange(9) % 4).view(9, 1, 1, 1), 2.0 ** (torch.arange(9) % 4).view(9, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_scales(kind, device):
+    """Powers of 2, so that the same caches and new keys are exact in 16 bits."""
+    given, of_pages = (x.to(device) if isinstance(x, torch.Tensor) else x for x in KINDS[kind])
+    pages = exact_in_8_bits(9, 32, HEADS_K, COLUMNS, device=device)
+    table = torch.tensor([[8, 1, 2], [3, 0, 5], [6, 7, 4]], dtype=torch.int32, device=device)
+    units = of_pages.expand(9, HEADS_K)[:, None, :, None]
+    wide = [(cache.float() * units).bfloat16() for cache in pages]
+    lengths = torch.tensor([0, 1, 70], dtype=torch.int32, device=device)
+    places = units[table.gather(1, (lengths.long() // 32)[:, None])[:, 0].long()]
+    new = [keys.float() * places for keys in exact_in_8_bits(3, 1, HEADS_K, COLUMNS, device=device, seeds=(3, 4))]
+    options = {"cache_seqlens": lengths, "block_table": table, "return_softmax_lse": True}
+    scales = {"k_descale": given, "v_descale": given}
+    q, new = normal(3, 1, HEADS, COLUMNS).to(device), [x.bfloat16() for x in new]
+    found = flash_attn_with_kvcache(q, *pages, *new, **scales, **options)
+    same(found, flash_attn_with_kvcache(q, *wide, *new, **options))
+    for cache, like in zip(pages, wide, strict=True):
+        assert torch.equal((cache.float() * units).bfloat16(), like)
+
+
 def exact_in_8_bits(*shape, device, seeds=(1, 2)):
     return [quantised(normal(*shape, seed=seed), torch.ones(HEADS_K)).to(device) for seed in seeds]
 
@@ -144,11 +196,15 @@ def test_rows_turn_as_beside_a_cache_in_16_bits(causal, positions, device):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"k_descale": torch.ones(2, HEADS_K)}, r"k_descale is \(2, 2\) torch.float32 on cpu; with q it is \(3, 2\)"),
+        ({"k_descale": torch.ones(2, HEADS_K)}, r"k_descale is \(2, 2\) torch.float32 on cpu; with q it is a number"),
         ({"v_descale": SCALES.double()}, r"v_descale is \(3, 2\) torch.float64 on cpu"),
         ({"v_descale": 0 * SCALES}, "a scale is a positive, finite number"),
-        ({"window_size": (9, 0)}, "decode/11_fp8_cache has no sliding window"),
-        ({"cache_leftpad": LENGTHS}, "decode/11_fp8_cache takes leftpad false, not true"),
+        ({"k_descale": "1"}, "k_descale='1' is of type str; it should be a number"),
+        (
+            {"k_descale": torch.ones(3, 1, HEADS_K, 1)},
+            r"k_descale is \(3, 1, 2, 1\) torch.float32 on cpu; with",
+        ),
+        ({"v_descale": 0.0}, "a scale is a positive, finite number"),
         ({"v_cache": normal(3, ROOM, HEADS_K, COLUMNS)}, "v_cache is torch.bfloat16 on cpu; like k_cache it should be"),
         ({"k": normal(3, 1, HEADS_K, COLUMNS).to(FP8)}, "k is .* torch.float8_e4m3fn on cpu; with the cache it is"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashladder import flash_attn_with_kvcache
-from flashladder.common.api import kvcache, operator
+from flashladder.common.api import operator, step
 from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime import fast_path
@@ -93,6 +93,8 @@ def asked(batch, rows, page_size, paged, kind, splits, new=0, rotary=False):
         "plain": {},
         "window": {"window_size": (5, 0), "softcap": 3.0},
         "all": {"cache_leftpad": numbers(batch), "alibi_slopes": torch.zeros(batch, HEADS), "softmax_scale": 0.5},
+        "served": {"s_aux": torch.zeros(HEADS), "out": drawn(batch, rows, HEADS, COLUMNS)},
+        "a tree": {"tree_mask": numbers(batch, rows), "window_size": (5, 0)},
     }[kind]
     options = {
         "cache_seqlens": numbers(batch),
@@ -118,7 +120,7 @@ def test_decode(driver, monkeypatch):
         st.integers(1, 5),
         st.sampled_from([1, 16, 40]),
         st.booleans(),
-        st.sampled_from(["plain", "window", "all"]),
+        st.sampled_from(["plain", "window", "all", "served", "a tree"]),
         st.sampled_from([0, 3]),
     )
     def same(batch, rows, page_size, paged, kind, splits):
@@ -140,7 +142,7 @@ def test_of_many_problems_the_latest_are_kept(driver, monkeypatch):
         call = asked(batch, 1, 16, False, "plain", 0)
         call()
         call()
-        kept.append({*kvcache._planned})
+        kept.append({*step.planned})
     assert [len(keys) for keys in kept] == [1, 2, 3, 3], "what is given and what is validated are the same here"
     assert kept[0] < kept[1] < kept[2]
     assert kept[2] - kept[3] == kept[0]
@@ -156,7 +158,7 @@ def test_a_scale_of_any_number(driver, monkeypatch, scale):
     for _ in range(3):
         assert launched(driver, lambda: call(softmax_scale=scale, return_softmax_lse=True)) == expected
     assert noted.ways == ONCE_KNOWN
-    assert {type(scale) for _, scale, *_ in kvcache._planned.values()} <= {float}
+    assert {type(scale) for _, scale, *_ in step.planned.values()} <= {float}
 
 
 @pytest.mark.gpu
@@ -299,7 +301,7 @@ def test_a_head_dim_that_is_padded_has_no_plan_of_its_own(driver):
     for _ in range(3):
         flash_attn_with_kvcache(q, cache, cache, cache_seqlens=torch.tensor([3, 5]).int())
     assert [launch.function for launch in driver.launches].count("attention_decode") == 3
-    assert not kvcache._planned
+    assert not step.planned
 
 
 def test_a_known_call_runs_two_functions_here(driver, monkeypatch):

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from flashladder import attention, flash_attn_with_kvcache
-from flashladder.common.api import differentiable, kvcache, operator
+from flashladder.common.api import differentiable, operator, step
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.outputs import new_lse
 from flashladder.common.runtime.plan import Plan
@@ -172,7 +172,7 @@ def attack_tensors(calls):
 
 
 def attack_entries(calls):
-    """What stands ready, or is remembered, is nothing that operator.py or kvcache.py puts there."""
+    """What stands ready, or is remembered, is nothing that operator.py or step.py puts there."""
     onlookers, plans, *rest = calls["remembered"]
     ((key, (plan, scale, like, *_)),) = plans.items()
     bad = (*ODD, (plan,), (plan, scale), (5, scale, like), (None, None, None), (Plan(), scale, like))
@@ -268,8 +268,8 @@ def attack_by_threads(driver, public):
             wide = torch.zeros(1, 64, heads, 64).bfloat16()
             attention(wide, wide, wide, version=VERSION)
             operator.plain = dict(operator.plain)
-            for key in list(kvcache._planned):
-                kvcache._planned.pop(key, None)
+            for key in list(step.planned):
+                step.planned.pop(key, None)
             differentiable.planned.clear()
             operator.planned.clear()
 
@@ -344,7 +344,7 @@ def survive(path):
         "straight": (operator.onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), *plain, False, None),
         TRAINED: (operator.onlookers, ready_for_both, WANTING[0], K, K, None, *plain, False, differentiable.attach),
         "launched": (operator.onlookers, dict(differentiable.planned), inputs, of_both, gradients),
-        "remembered": (operator.onlookers, dict(kvcache._planned), caches, asked, False),
+        "remembered": (operator.onlookers, dict(step.planned), caches, asked, False),
         "said": (caches, asked),
     }
     attack_counts(calls)

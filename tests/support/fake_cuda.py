@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from flashladder.common.api import differentiable, kvcache, operator
+from flashladder.common.api import differentiable, operator, step
 from flashladder.common.catalog import launches
 from flashladder.common.catalog.ladder import Ladder, Launch
 from flashladder.common.compiler import Artifact, translate, translated
@@ -197,7 +197,7 @@ def install(monkeypatch, gpu_name="h100"):
 def for_attention(monkeypatch, gpu_name="h100"):
     """The same, with nothing ready yet and CPU tensors taken for ones on the GPU by `attention`; gives the driver."""
     forget_kernels(monkeypatch)
-    monkeypatch.setattr(kvcache, "_planned", {})
+    monkeypatch.setattr(step, "planned", {})
     monkeypatch.setattr(operator, "planned", {})
     monkeypatch.setattr(ready, "is_gpu", lambda tensor: True)
     monkeypatch.setattr(ready, "build_one", unassembled)

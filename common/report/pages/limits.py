@@ -39,12 +39,18 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # and each one's fields of a 
     },
     "decode": {
         **{f"decode, {name}": fields for name, fields in BOUNDS.items()},
+        "decode, sinks": {"sinks": True},
         "decode, pages": {"options": {"paged": True}},
         "varlen over pages": {"seqlens_q": (1024, 1), "options": {"paged": True, "packed_q": True}},
         "decode, padding": {"options": {"leftpad": True}},
         "decode, new keys": {"options": {"new_keys": True}},
         "decode, new keys and rotary": {"options": {"new_keys": True, "rotary": True}},
+        "decode, draft tree": {"causal": True, "options": {"tree": True}},
         "decode, cache in 8 bits": {"options": {"fp8_cache": True}},
+        "decode, cache in 8 bits, new keys, window": {
+            "window_left": 1024,
+            "options": {"fp8_cache": True, "new_keys": True},
+        },
     },
 }
 
@@ -60,7 +66,7 @@ class Call(NamedTuple):
         if self.operation != "decode":
             trained = catalog.widths(self.operation, load_gpu(gpu).arch) if self.operation == "backward" else None
             return padding.columns(head_dim, head_dim_v, "dropout_p" in self.fields, trained)
-        if head_dim != head_dim_v or {"fp8_cache", "packed_q"} & self.fields.get("options", {}).keys():
+        if head_dim != head_dim_v or "packed_q" in self.fields.get("options", ()):
             return head_dim, head_dim_v
         columns = next((each for each in CACHED_HEAD_DIMS if head_dim <= each), head_dim)
         return columns, columns
