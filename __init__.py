@@ -11,6 +11,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "attention": _API,
     "dropout_mask": f"{_API}.dropout",
     "forward": f"{_API}.timed",
+    "reshape_and_cache": f"{_API}.slots",
     "tree_mask": f"{_API}.tree",
     "forward_timed": f"{_API}.timed",
     "merge_states": f"{_API}.merge",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api.ring import ring_attention as ring_attention
     from flashladder.common.api.ring import zigzag_join as zigzag_join
     from flashladder.common.api.ring import zigzag_split as zigzag_split
+    from flashladder.common.api.slots import reshape_and_cache as reshape_and_cache
     from flashladder.common.api.timed import forward as forward
     from flashladder.common.api.timed import forward_timed as forward_timed
     from flashladder.common.api.tree import tree_mask as tree_mask
