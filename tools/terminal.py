@@ -112,7 +112,7 @@ def _without_a_barrier(results: Path) -> None:
 
 def _half_an_idea(results: Path) -> None:
     """Exercise 02, with K and V swizzled and Q not."""
-    folder = results / "exercises" / "02_swizzling"
+    folder = results / "exercises" / catalog.find("02").directory.name
     folder.mkdir(parents=True)
     kernel = catalog.find("01").kernel.read_text()
     (folder / "kernel.cu").write_text(kernel.replace("KVTile = RowMajor", "KVTile = Swizzled"))

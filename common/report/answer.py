@@ -115,7 +115,7 @@ class Goal(Part):
 class Kernel(Part):
     """What is known of one kernel on one problem."""
 
-    name: str = Field(description="a rung such as decode/07, a reference, or an official kernel")
+    name: str = Field(description="a rung by its number or name, a reference, or an official kernel")
     config: dict[str, Value] = Field(default={}, description="its compile-time parameters, all of them")
     problem: str = Field(default="", description="what was run")
     device: str = Field(default="", description="where it ran")
