@@ -210,7 +210,7 @@ def remember(
     problem: Problem,
     tensors: tuple[torch.Tensor | None, ...],
     *asked: tuple[Any, ...],
-    kept: tuple[torch.Tensor, ...] = (),
+    kept: tuple[Any, ...] = (),
 ) -> None:
     """That tensors like these and any of what is `asked` for are this problem, once there is a plan for it.
 

@@ -64,7 +64,7 @@ struct Wgmma;
 #define FLASHLADDER_D_100 FLASHLADDER_D_96 ", %96, %97, %98, %99"
 #define FLASHLADDER_D_128 \
     FLASHLADDER_D_100 ", %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
-                     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+                      ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // i0..i6 are the numbers of the operands after D.
 #define FLASHLADDER_WGMMA(T, type, n, D, BLOCKS, i0, i1, i2, i3, i4, i5, i6) \

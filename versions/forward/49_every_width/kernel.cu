@@ -45,7 +45,8 @@ constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then com
 constexpr bool is_wide = head_dim > 128;
 constexpr int drawers = is_wide ? 2 : 4;      // warps. Wide O leaves no registers for a warpgroup: they are of the producer's
 constexpr int mask_stages = dropout ? 4 : 0;  // how many blocks of keys ahead they may be
-constexpr int of_producer = dropout && is_wide ? 56 : (dropout || head_dim_v > 128) ? 24 : 32;  // registers
+constexpr int of_producer = dropout && is_wide ? 56 : (dropout || head_dim_v > 128) ? 24
+                                                                                    : 32;  // registers
 using Share = Registers<num_consumers, 1, of_producer, dropout && !is_wide, 40>;
 constexpr bool is_uneven = causal && !window;           // within a window all tiles see about as many keys
 constexpr bool ends_early = causal || window;           // a row may see no later key
