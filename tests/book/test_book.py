@@ -36,14 +36,15 @@ class Page:
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
-    """The folder of the book: the first of several workers builds it."""
+    """The folder of the book, build/book: the first of several workers builds it."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if shared.name.startswith("popen-") else shared
-    folder = shared / "book"
     with open(shared / "book.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert (folder / "index.html").exists() or main(["book", "--folder", str(folder)]) == 0
-    return folder
+        built = shared / "book.built"
+        assert built.exists() or main(["book"]) == 0
+        built.touch()
+    return ROOT / "build" / "book"
 
 
 @pytest.fixture(scope="module")
