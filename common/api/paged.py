@@ -163,9 +163,9 @@ def _attend(rows: Rows, out: torch.Tensor | None) -> _Outputs:
     if not operator.are_observed(rows.q, rows.k_cache, rows.v_cache):
         return _compute(rows, out)
     if out is None:
-        o, lse = attend_rows(*rows.flat())
+        o, lse = attend_pages(*rows.flat())
         return o, lse
-    return out, attend_rows_out(out, *rows.flat())
+    return out, attend_pages_out(out, *rows.flat())
 
 
 def _compute(rows: Rows, out: torch.Tensor | None) -> _Outputs:
@@ -176,36 +176,36 @@ def _compute(rows: Rows, out: torch.Tensor | None) -> _Outputs:
     return outputs["o"], outputs[LSE]
 
 
-@torch.library.custom_op("flashladder::attend_rows", mutates_args=(), schema=f"({Rows.schema()}) -> (Tensor, Tensor)")
-def attend_rows(*values: Any) -> _Outputs:
+@torch.library.custom_op("flashladder::attend_pages", mutates_args=(), schema=f"({Rows.schema()}) -> (Tensor, Tensor)")
+def attend_pages(*values: Any) -> _Outputs:
     """As programs that torch compiles call it."""
     return _compute(Rows(*values), None)
 
 
 @torch.library.custom_op(
-    "flashladder::attend_rows_out", mutates_args=("out",), schema=f"(Tensor(a!) out, {Rows.schema()}) -> Tensor"
+    "flashladder::attend_pages_out", mutates_args=("out",), schema=f"(Tensor(a!) out, {Rows.schema()}) -> Tensor"
 )
-def attend_rows_out(out: torch.Tensor, *values: Any) -> torch.Tensor:
+def attend_pages_out(out: torch.Tensor, *values: Any) -> torch.Tensor:
     """The same into `out`; it gives the log-sum-exp."""
     return _compute(Rows(*values), out)[1]
 
 
-@attend_rows.register_fake
+@attend_pages.register_fake
 def _(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *_: Any) -> _Outputs:
     return new_o(q, v_cache.shape[3]), new_lse(q)
 
 
-@attend_rows_out.register_fake
+@attend_pages_out.register_fake
 def _(out: torch.Tensor, q: torch.Tensor, *_: Any) -> torch.Tensor:
     return new_lse(q)
 
 
-@flops.formula("attend_rows")
+@flops.formula("attend_pages")
 def _(*values: Any) -> int:
     return _flops(Rows(*values))
 
 
-@flops.formula("attend_rows_out")
+@flops.formula("attend_pages_out")
 def _(out: torch.Tensor, *values: Any) -> int:
     return _flops(Rows(*values))
 

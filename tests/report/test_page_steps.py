@@ -58,7 +58,8 @@ def made_up_ladder(monkeypatch, folder, **changes):
     """The ladder of a made-up log, in the place of the published ones."""
     made_up.ladder(folder, dtypes=("bf16",), **changes)
     found = ladders.read(folder, [])
-    monkeypatch.setattr(steps, "_ladders", lambda: (found, ladders.summary(found)))
+    monkeypatch.setattr(steps, "_ladders", lambda: found)
+    monkeypatch.setattr(steps, "_summary", lambda: ladders.summary(found))
 
 
 def test_a_page_says_the_step_of_one_run_and_nothing_where_there_is_none(monkeypatch, tmp_path):

@@ -105,17 +105,17 @@ def test_bits_with_new_keys_do_not_depend_on_the_rest_of_the_batch():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("file", "old", "new", "message"),
     [
-        ("__syncthreads();  // before any warp reads them", "", "race on shared memory"),
-        ("if (!has_place(params, sequence, key)) return;", "", "v_cache"),
-        ("min(position, params.rotary_positions - 1)", "position", "rotary_cos"),
+        ("new_keys", "__syncthreads();  // before any warp reads them", "", "race on shared memory"),
+        ("new_keys", "if (!has_place(params, sequence, key)) return;", "", "v_cache"),
+        ("written_keys", "min(position, params.rotary_positions - 1)", "position", "rotary_cos"),
     ],
 )
-def test_a_fault_is_found(broken, old, new, message):  # noqa: F811
+def test_a_fault_is_found(broken, file, old, new, message):  # noqa: F811
     """Also where lengths are wrong, so that a key comes behind the last place."""
     task = growing(2, (30, 38), ROTARY)
     tensors = make_inputs(task)
     tensors.cache_seqlens[1] = 40
     with pytest.raises(EmulatorError, match=f"(?s){message}"):
-        on_emulator(compiled(broken(APPENDS, "cuda/new_keys.cuh", old, new), task), task, tensors)
+        on_emulator(compiled(broken(APPENDS, f"cuda/{file}.cuh", old, new), task), task, tensors)

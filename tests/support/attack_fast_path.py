@@ -324,7 +324,7 @@ def survive(path):
     )
     for call in public * 3:
         call()
-    caches = (ROW, K, K, LENGTHS, *[None] * 9)
+    caches = (ROW, K, K, LENGTHS, *[None] * 11)
     asked, plain = (False, None, (-1, -1), 0.0, True, 0), (False, 0.125, VERSION, False)
     inputs = (Q, K, K, Q, Q, new_lse(Q), *[None] * 5)
     of_both, gradients = (

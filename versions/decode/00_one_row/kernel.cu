@@ -11,7 +11,6 @@ constexpr int chunk = 8;  // 8 elements of 16 bits: one 16-byte load
 constexpr int lanes = head_dim / chunk;
 constexpr int num_threads = num_warps * 32;
 constexpr int teams = num_threads / lanes;
-constexpr float log2_e = 1.4426950408889634f;
 constexpr float lowest = -3.0e38f;  // what m begins with: unlike minus infinity, it can be subtracted from itself
 
 FLASHLADDER_KERNEL(attention_decode, DecodeParams,
