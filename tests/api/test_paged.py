@@ -90,7 +90,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(each, marks=[] if name == "sinks" else pytest.mark.slow, id=name) for name, each in OPTIONS.items()],
+)
 def test_options(options, device):
     on_device = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
     require_close(*call(device=device, **on_device))
