@@ -56,7 +56,7 @@ def _begin(exercise: Exercise, folder: Path) -> int:
 
     with console.status("the start and the rung are compiled and run on the emulator"):
         start = page.begin(exercise, folder)
-    console.print((folder / page.TASK).read_text())
+    console.print((folder / page.TASK).read_text(), soft_wrap=True)
     console.print(page.figures(start))
     console.print(f"Begin with {folder / page.KERNEL}; the task is also in {folder / page.TASK}.")
     return 0
