@@ -99,7 +99,7 @@ def _configurations(theirs: pd.DataFrame, ours: pd.DataFrame) -> str:
 
 @cache
 def _counts() -> pd.DataFrame:
-    return pd.read_csv(PUBLISHED / f"sass_{COUNTED}.csv", keep_default_na=False)
+    return pd.read_csv(PUBLISHED / f"sass_{COUNTED}.csv.gz", keep_default_na=False)
 
 
 def _speed(version: Version) -> tuple[str, Callable[[], str]] | None:

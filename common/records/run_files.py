@@ -1,8 +1,8 @@
 """Logs of a file a run: results/runs/LOG@RUN.csv.gz, which nothing changes once its run has ended.
 
 While a run goes on, its rows are in LOG@RUN.csv, as `Log` appends them; `seal` compresses that at the end. The CSV of a
-killed run stays, is read like the others, and may be gone on with. An older log, results/LOG.csv with all its runs, is
-read before them.
+killed run stays, is read like the others, and may be gone on with. A log without runs, results/LOG.csv or LOG.csv.gz,
+is read before them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FOLDER = "runs"  # in a folder of results
 INDEX = "index.csv"  # in that
 _INDEXED = ("device", "gpu_id", "commit", "time")
+_ENDINGS = ("csv", "csv.gz")
 SCRATCH = "bench"  # what is logged under no name: of this checkout alone, and in no index
 
 
@@ -130,11 +131,11 @@ def index(folder: Path) -> pd.DataFrame:
 
 def _older(folder: Path, name: str) -> Iterator[Path]:
     """The logs of all runs, by a name or a pattern."""
-    return folder.glob(f"{name}.csv")
+    return (path for ending in _ENDINGS for path in folder.glob(f"{name}.{ending}"))
 
 
 def _runs(folder: Path, name: str) -> list[Path]:
-    return [path for ending in ("csv", "csv.gz") for path in (folder / FOLDER).glob(f"{name}@*.{ending}")]
+    return [path for ending in _ENDINGS for path in (folder / FOLDER).glob(f"{name}@*.{ending}")]
 
 
 def _log(path: Path) -> str:

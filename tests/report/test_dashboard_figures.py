@@ -88,7 +88,7 @@ def test_the_rungs_are_disassembled_into_the_log_of_the_mix(tmp_path, monkeypatc
     rungs = [version for version in opcodes.catalog.versions() if version.number in ("01", "02")]
     monkeypatch.setattr(opcodes.catalog, "versions", lambda: rungs)
     path = opcodes.count("h100", tmp_path)
-    assert path == tmp_path / "sass_h100.csv"
+    assert path == tmp_path / "sass_h100.csv.gz"
     table = data.mixes(data.Results.load(tmp_path).sass["h100"])["mma.sync"]
     assert list(table.index) == ["01_base", "02_swizzling"]
     assert (table["tensor"] == 1).all()

@@ -1,4 +1,4 @@
-"""The instructions of every rung's machine code, counted into results/sass_GPU.csv for the instruction mix."""
+"""The instructions of every rung's machine code, counted into results/sass_GPU.csv.gz for the instruction mix."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass import read
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import load_gpu
+from flashladder.common.records import run_files
 from flashladder.common.report import sass as show
 
 
@@ -27,9 +28,9 @@ def count(gpu: str, folder: Path, progress: Callable[[int, int, str], None] | No
     requests = [BuildRequest(version, version.config(), arch) for version in catalog.versions() if _runs(version, arch)]
     built = build(requests, progress, on_error="return")
     rows = [row for artifact in built if isinstance(artifact, Artifact) for row in show.rows(read(artifact))]
-    path = folder / f"sass_{gpu}.csv"
+    path = folder / f"sass_{gpu}.csv.gz"
     folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).to_csv(path, index=False)
+    run_files.write(path, pd.DataFrame(rows).to_csv(index=False).encode())
     return path
 
 
