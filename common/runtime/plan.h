@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t left_to_python = -1;  // else the driver's status
 constexpr int64_t max_grid_yz = 65535, alignment = 16, longest = 1 << 30;
 constexpr int max_tensors = 16, max_sizes = 8, max_kernels = 4, max_fields = 48, max_params = 512, max_maps = 4;
-constexpr int max_workspaces = 4, max_dimensions = 4;
+constexpr int max_workspaces = 6, max_dimensions = 4;
 
 // Of the CUDA driver API: CUlaunchConfig and cuLaunchKernelEx.
 struct LaunchConfig {

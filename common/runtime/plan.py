@@ -39,7 +39,7 @@ from flashladder.common.runtime.launch import (
 )
 from flashladder.common.runtime.workspaces import Lend, OfOneSize, Scratch, ZeroedOfAnySize
 
-MAX = {"tensors": 16, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 4}  # as plan.h has them
+MAX = {"tensors": 16, "kernels": 4, "fields": 48, "maps": 4, "workspaces": 6}  # as plan.h has them
 MAX_SIZES, MAX_PARAMS, MAX_DIMENSIONS = 8, 512, 4
 ATTRIBUTE_BYTES = 72  # of a CUlaunchAttribute
 SCALE = "softmax_scale"  # which is said at each call

@@ -377,6 +377,21 @@ def test_the_first_rung_that_takes_the_problem(more, arch, rung):
 
 
 @pytest.mark.parametrize(
+    ("more", "split"),
+    [
+        ({"causal": True}, True),
+        ({}, False),
+        ({"causal": True, "num_heads_k": 2}, False),
+        ({"causal": True, "options": {"deterministic": True}}, False),
+    ],
+)
+def test_heads_of_a_group_have_their_ctas_under_a_causal_mask(more, split):
+    problem = Problem(**{**SIZES, **more}, operation=differentiable.OPERATION)
+    _, config = catalog.choice(problem, catalog.Card("sm_90a", load_gpu("h100")))[:2]
+    assert config.split_heads == split
+
+
+@pytest.mark.parametrize(
     ("arch", "more", "rung"),
     [
         ("sm_80", {}, "backward/11"),

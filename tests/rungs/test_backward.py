@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flashladder.common import catalog
 from flashladder.common.compiler import translate
-from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.measure import baselines
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
@@ -159,6 +159,28 @@ def test_the_general_rungs_take_any(sizes):
 )
 def test_a_hopper_rung_takes_any(sizes):
     emulated(TILE_LATE, problem(**sizes))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"head_dim": 128, "seqlen_q": 200, "seqlen_k": 150, "num_heads": 4, "num_heads_k": 2, "batch": 2},
+        {"seqlens_q": (70, 0, 133, 1), "seqlens_k": (20, 150, 150, 0), "num_heads": 4, "num_heads_k": 2},
+        {"head_dim": 72, "head_dim_v": 40, "seqlen_q": 100, "seqlen_k": 300, "num_heads": 3, "window_left": 30},
+        {"seqlen_q": 60, "seqlen_k": 200, "num_heads": 2, "dropout_p": 0.3},
+        {"head_dim": 96, "seqlen_q": 60, "seqlen_k": 90, "num_heads": 2, "options": {"wants_dq": False}},
+        {"seqlen_q": 60, "seqlen_k": 200, "num_heads": 2, "options": {"wants_dkv": False}},
+    ],
+    ids=str,
+)
+def test_each_head_has_its_ctas(sizes):
+    """Heads of a group add to dK and dV, and keys that no row sees have none."""
+    emulated(TILE_LATE, problem(**{"num_heads_k": 1, "causal": True, **sizes}), split_heads=True)
+
+
+def test_heads_that_have_their_ctas_add_in_any_order():
+    with pytest.raises(ConfigError, match="split_heads"):
+        TILE_LATE.config_for(problem(**SAME_BITS), split_heads=True)
 
 
 @pytest.mark.parametrize("batch", [1, 31, 33, 70])

@@ -1,10 +1,11 @@
 // The gradients of a tile of keys by wgmma, where dQ of a tile comes while the next tile is under way. So a warpgroup seldom waits
-// for another one, and P stays as it is, in fp32, until dS is made of it. Any mask, score and length. Three kernels, each launched
+// for another one, and P stays as it is, in fp32, until dS is made of it. Any mask, score and length. Kernels, each launched
 // while the one before still runs:
 //
 //     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for the counters of dQ
 //     attention_backward    a CTA has a tile of keys, and all rows of Q that see it pass by, from the last ones up
 //     backward_finish       dQ, from fp32 sums as warps hold them to rows
+//     backward_finish_keys  dK and dV likewise, if `split_heads`: a CTA then has one head of Q, not all that share its keys
 //
 // The roles of a CTA of attention_backward:
 //
@@ -25,17 +26,18 @@
 //     keys_full    K and V have come
 //     ds_full      every warp has stored its dS of the tile. ds_empty: dQ of the tile is there, in every warp
 //     dq_full      of each adder: the warps of its warpgroup have put dQ there. dq_empty: the adder has read it
+//     keys_stored  in global memory, of each warp: the first head of a group has stored dV and dK, and others may add theirs
 //     added        in global memory, of each part of a tile of dQ: how many tiles of keys have been added, as far as they count
 //     barrier 1    of all consumers: no warp reads K any more
 #include "any_attention.cuh"
 #include "dq_bulk.cuh"
 #include "held_columns.cuh"
 #include "kept_bits.cuh"
+#include "key_sums.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "row_pipeline.cuh"
 #include "turns.cuh"
-#include "warpgroup_tiles.cuh"
 
 using namespace config;
 
@@ -55,6 +57,8 @@ constexpr bool at_once = head_dim > 64;
 
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
 FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 2");
+FLASHLADDER_WORKSPACE(key_sums, float, "num_heads_k * (total_k // block_n + batch) * block_n * head_dim * 2 * split_heads");
+FLASHLADDER_WORKSPACE(keys_stored, unsigned, "num_heads_k * (total_k // block_n + batch) * block_n // 16 * split_heads");
 static_assert(num_groups == 2);
 
 struct Maps { TensorMapBytes q, dout, k, v; };
@@ -78,10 +82,11 @@ constexpr Launch over_keys = Launch{Share::num_threads, sizeof(Shared), block_m,
 
 FLASHLADDER_KERNEL(backward_prepare, Params, pass(pass_threads));
 extern "C" __global__ void __launch_bounds__(pass_threads)
-    backward_prepare(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
+    backward_prepare(const __grid_constant__ Params p, const __grid_constant__ SummedWorkspaces workspaces) {
     launch_dependents();
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
+    if constexpr (sums_keys) clear_counters(workspaces.keys_stored, work);
     if (packed && !place.is_in(work.seqlen_q, block_m)) return clear_rows_behind<pass_threads>(work, place);
     prepare_tile<false>(work, workspaces, place.number, columns_of_v<narrower>(p));
     if (wants_dq && threadIdx.x < num_groups)
@@ -90,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
 
 // An adder: a warpgroup's part of each tile of dQ goes to its sums. The first tile of keys that a tile of Q sees stores it, so that
 // nobody need write zeros, and the others wait for that; if `deterministic`, for each other in turn.
-__device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &workspaces, const Work &work, const Mask &mask,
+__device__ inline void add_tiles(Shared &shared, const SummedWorkspaces &workspaces, const Work &work, const Mask &mask,
                                  PassingTiles tiles, int key_tile, int group) {
     float *staged = shared.dq[group];
     const int bytes = 64 * columns_of_part(group) * sizeof(float);
@@ -122,8 +127,8 @@ __device__ inline void add_tiles(Shared &shared, const CountedWorkspaces &worksp
 }
 
 // A consumer warpgroup: dV and dK of its 64 keys, and its part of dQ of each tile.
-__device__ inline void consume(Shared &shared, const Params &p, const Work &work, const Mask &mask, PassingTiles tiles,
-                               int head_k, int first_key) {
+__device__ inline void consume(Shared &shared, const SummedWorkspaces &workspaces, const Params &p, const Work &work,
+                               const Mask &mask, PassingTiles tiles, int head_k, int first_key) {
     const int warp = uniform_warp_index(), group = warp / 4, warp_key = warp * 16;
     const DqPart part{group};
     const int part_cols = columns_of_part(group);
@@ -273,7 +278,7 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
         }
         start_dq(stage, dout_at.parity);
     }
-    if constexpr (wants_dkv) {
+    if constexpr (wants_dkv && !split_heads) {
         if constexpr (!wants_dq) named_barrier_sync(1, num_groups * warpgroup_threads);  // no warp reads V any more
         if constexpr (dropout) scale(dv, dropping.rescale);
         store_keys(shared.v, warp_key, work.like_k(p.dv, p.dv_stride, head_k), p.dv_stride.row, first_key, end_key, dv,
@@ -284,16 +289,20 @@ __device__ inline void consume(Shared &shared, const Params &p, const Work &work
         give_dq(stage);
     }
     if constexpr (wants_dkv) {
-        if constexpr (wants_dq) named_barrier_sync(1, num_groups * warpgroup_threads);  // nor K
-        scale(dk, p.softmax_scale);
-        store_keys(shared.k, warp_key, work.like_k(p.dk, p.dk_stride, head_k), p.dk_stride.row, first_key, end_key, dk,
-                   columns_of<narrower>(p));
+        if constexpr (wants_dq || split_heads) named_barrier_sync(1, num_groups * warpgroup_threads);  // nor K
+        if constexpr (split_heads) {
+            sum_keys(workspaces, work, shared.k, tiles.head, first_key / block_n, dv, dk);
+        } else {
+            scale(dk, p.softmax_scale);
+            store_keys(shared.k, warp_key, work.like_k(p.dk, p.dk_stride, head_k), p.dk_stride.row, first_key, end_key, dk,
+                       columns_of<narrower>(p));
+        }
     }
 }
 
-FLASHLADDER_KERNEL(attention_backward, Params, over_tiles_of_keys(over_keys));
+FLASHLADDER_KERNEL(attention_backward, Params, over_keys_and_heads(over_keys));
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
-    attention_backward(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces,
+    attention_backward(const __grid_constant__ Params p, const __grid_constant__ SummedWorkspaces workspaces,
                        const __grid_constant__ Maps maps) {
     extern __shared__ __align__(1024) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
@@ -301,14 +310,17 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     launch_dependents();
     const auto place = keys_of_cta<packed, by_sections>(p);
     const Work work{p, place.batch};
-    if (packed && !place.is_in(work.seqlen_k, block_n)) return clear_keys_behind<Share::num_threads>(work, place);
+    if (packed && !place.is_in(work.seqlen_k, block_n)) {
+        if (!split_heads) clear_keys_behind<Share::num_threads>(work, place);
+        return;
+    }
     const Mask mask = mask_of(work);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 
-    const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
-    const PassingTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
+    const PassingTiles tiles = tiles_of_heads(mask, work, first_key, last_key, place.head);
+    const int head_k = split_heads ? head_of_keys(p, place.head) : place.head;
     if ((window || packed) && tiles.count() <= 0) {  // no row sees them
-        if (wants_dkv) clear_gradients<Share::num_threads>(work, place.head, first_key, last_key);
+        if (wants_dkv && !split_heads) clear_gradients<Share::num_threads>(work, head_k, first_key, last_key);
         return;
     }
 
@@ -337,21 +349,22 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         }
         const MapPlace at = place_of_keys<packed>(work);
         if (role == 2) {
-            load_tile<KTile>(shared.k, maps.k, shared.keys_full, at.first + first_key, place.head, at.last);
+            load_tile<KTile>(shared.k, maps.k, shared.keys_full, at.first + first_key, head_k, at.last);
             load_tiles(shared.q, maps.q, workspaces.lse, work, tiles);
         } else {
-            load_tile<KTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, place.head, at.last);
+            load_tile<KTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, head_k, at.last);
             load_tiles(shared.dout, maps.dout, workspaces.delta, work, tiles);
         }
         return;
     }
     take_registers<Share::consumer>();
-    consume(shared, p, work, mask, tiles, place.head, first_key);
+    consume(shared, workspaces, p, work, mask, tiles, head_k, first_key);
 }
 
 FLASHLADDER_KERNEL(backward_finish, Params, last_pass(finish_threads, QTile::size * sizeof(dtype)));
 extern "C" __global__ void __launch_bounds__(finish_threads)
-    backward_finish(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
+    backward_finish(const __grid_constant__ Params p, const __grid_constant__ SummedWorkspaces workspaces) {
+    if constexpr (sums_keys) launch_dependents();
     extern __shared__ __align__(1024) char memory[];
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
@@ -364,4 +377,11 @@ extern "C" __global__ void __launch_bounds__(finish_threads)
     finish_tile(p.softmax_scale, sees_keys(work, first_row) ? load_sums<dq_cols>(sums, part_cols) : DqSums{}, reinterpret_cast<dtype *>(memory),
                 work.like_q(p.dq, p.dq_stride, blockIdx.y) + first_row * p.dq_stride.row, p.dq_stride.row,
                 work.seqlen_q - first_row, columns_of<narrower>(p));
+}
+
+FLASHLADDER_KERNEL(backward_finish_keys, Params, last_pass_of_keys(key_warps * 32, KTile::size * sizeof(dtype)));
+extern "C" __global__ void __launch_bounds__(key_warps * 32)
+    backward_finish_keys(const __grid_constant__ Params p, const __grid_constant__ SummedWorkspaces workspaces) {
+    extern __shared__ __align__(1024) char memory[];
+    finish_keys(p, workspaces, reinterpret_cast<dtype *>(memory));
 }

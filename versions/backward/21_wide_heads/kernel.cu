@@ -303,7 +303,8 @@ FLASHLADDER_KERNEL(attention_backward, Params,
                                           .by_tma("dout", block_m, 64, 128)
                                           .by_tma("k", block_n, 64, 128)
                                           .by_tma("v", block_n, 64, 128)
-                                          .dependent()));
+                                          .dependent(),
+                                      "num_heads_k"));
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_backward(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces,
                        const __grid_constant__ Maps maps) {

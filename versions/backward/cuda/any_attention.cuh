@@ -48,10 +48,11 @@ constexpr Launch last_pass(int threads, int shared_bytes) {
     const Launch over_rows = pass(threads, shared_bytes).dependent();
     return config::wants_dq ? over_rows : over_rows.over("0", "0", "0");
 }
-// The loop's, of which a CTA has a tile of keys.
-constexpr Launch over_tiles_of_keys(const Launch &launch) {
-    return config::packed ? launch.over("total_k // block_n + batch + 1", "num_heads_k", "1")
-                          : launch.over("cdiv(seqlen_k, block_n)", "num_heads_k", "batch");
+// The loop's, of which a CTA has a tile of keys, of each of so many heads.
+template <int length>
+constexpr Launch over_tiles_of_keys(const Launch &launch, const char (&heads)[length]) {
+    return config::packed ? launch.over("total_k // block_n + batch + 1", heads, "1")
+                          : launch.over("cdiv(seqlen_k, block_n)", heads, "batch");
 }
 
 // A producer: the tiles of Q or dO, each with what is known of its rows.

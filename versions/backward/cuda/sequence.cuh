@@ -73,6 +73,11 @@ struct BackwardSequence {
         const int first = first_q / block_m + batch;
         return (static_cast<long long>(head) * (total_q() / block_m + p.batch) + first + tile) * block_m;
     }
+    // Of tiles of keys, likewise: how many places a head has, and which one is a tile's among those of all heads.
+    __device__ long long key_places() const { return total_k() / config::block_n + p.batch; }
+    __device__ long long key_place(int head_k, int tile) const {
+        return head_k * key_places() + first_k / config::block_n + batch + tile;
+    }
 
   private:
     template <class T>
