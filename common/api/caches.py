@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -122,6 +122,13 @@ def scaled(cache: Cache, k_descale: Scale, v_descale: Scale) -> Cache:
     scales = (cache.k.new_ones(shape, dtype=torch.float32) if x is None else x.expand(shape) for x in found.values())
     k_scales, v_scales = (x.reshape(num_pages, heads_k, 1) if 4 in ranks else x.contiguous() for x in scales)
     return cache._replace(k_descale=k_scales, v_descale=v_scales)
+
+
+def scales_of(descale: torch.Tensor | None) -> dict[str, Any]:
+    """What scales say of a problem, as options: of 8-bit floats, by their dimensions, or nothing."""
+    if descale is None:
+        return {}
+    return {"fp8_cache": True, "tensor_scales": descale.dim() == 1, "page_scales": descale.dim() == 3}
 
 
 def _is_among(shape: torch.Size, shapes: Sequence[Sequence[int]]) -> bool:

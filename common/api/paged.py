@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from flashladder.common.api import caches, flops, gradients, operator, sequences, validate
-from flashladder.common.api.caches import Cache
+from flashladder.common.api.caches import Cache, Scale, scales_of
 from flashladder.common.api.options import Flat, problem_of
 from flashladder.common.api.validate import PACKED, can_look_at
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
 
@@ -33,6 +34,8 @@ def paged_attention(
     softcap: float,
     alibi_slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    k_descale: Scale,
+    v_descale: Scale,
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O, which is `out` if that is given, and the log-sum-exp, (heads, total_q).
@@ -40,7 +43,8 @@ def paged_attention(
     q is (total_q, heads, head_dim), k and v are pages, (num_pages, page_size, heads_k, head_dim); v, and O with it, may
     have fewer columns. Keys i * page_size to
     (i + 1) * page_size of sequence b are page block_table[b, i]. It has seqused_k[b] keys, or where that is left out as
-    many as cu_seqlens_k says. All four may be int32, or int64, which a kernel before the first makes int32.
+    many as cu_seqlens_k says. All four may be int32, or int64, which a kernel before the first makes int32. Pages of
+    8-bit floats have scales, as flash_attn_with_kvcache takes them.
 
     Nothing of them is read on the host where they are on a GPU, so nothing waits, and a CUDA graph may be replayed with
     others. Kernels read no page and no row outside, whatever they say: a length beyond the table counts as its end, and
@@ -54,7 +58,9 @@ def paged_attention(
     starts = sequences.validate_starts("cu_seqlens_q", _as_int32(cu_seqlens_q), q.device)
     batch, room_q = starts.shape[0] - 1, validate.rows("max_seqlen_q", max_seqlen_q)
     table = validate.tensor("block_table", _as_int32(block_table))
-    cache = caches.cache_of(q.new_empty((batch, 1, 1, 1)), k, v, table, None, any_columns_of_v=True)
+    fp8 = FP8 if k.dtype == FP8 else None
+    cache = caches.cache_of(q.new_empty((batch, 1, 1, 1)), k, v, table, None, fp8, any_columns_of_v=True)
+    cache = caches.scaled(cache, k_descale, v_descale)
     room = caches.room_of(cache)
     if validate.surely((longest := validate.rows("max_seqlen_k", max_seqlen_k)) > room):
         raise UnsupportedProblemError(f"max_seqlen_k={longest}: block_table has room for {room} keys a sequence")
@@ -72,6 +78,8 @@ def paged_attention(
         table,
         None if alibi_slopes is None else validate.slopes(alibi_slopes, q.device, batch, q.shape[1]),
         None if sinks is None else validate.sinks(sinks, q.device, q.shape[1], "s_aux"),
+        cache.k_descale,
+        cache.v_descale,
         is_causal,
         validate.scale(softmax_scale),
         left,
@@ -125,6 +133,8 @@ class Rows(Flat):
     block_table: torch.Tensor
     alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
     causal: bool = False
     softmax_scale: float | None = None
     window_left: int | None = None
@@ -137,6 +147,7 @@ class Rows(Flat):
         num_pages, page_size = self.k_cache.shape[:2]
         batch, max_pages = self.block_table.shape
         pages = {"packed_q": True, "paged": True, "page_size": max(1, page_size), "num_pages": num_pages}
+        options = pages | scales_of(self.k_descale)
         return problem_of(
             self.q,
             self.k_cache,
@@ -152,7 +163,7 @@ class Rows(Flat):
             alibi=self.alibi_slopes is not None,
             sinks=self.sinks is not None,
             lse=True,
-            options=tuple(pages.items()),
+            options=tuple(options.items()),
         )
 
 

@@ -86,9 +86,7 @@ def _append(
         raise UnsupportedProblemError(f"k is {k.dtype}; kernels take {listing(_NAMES)}")
     num_pages, page_size, heads, head_dim = k_cache.shape
     options: dict[str, Any] = {"num_pages": max(1, num_pages), "page_size": max(1, page_size)}
-    if k_descale is not None:
-        kinds = {"tensor_scales": 1, "page_scales": 3}  # by their dimensions
-        options |= {"fp8_cache": True} | {name: k_descale.dim() == rank for name, rank in kinds.items()}
+    options |= caches.scales_of(k_descale)
     if rotary_cos is not None:
         count, pairs = rotary_cos.shape
         options |= {

@@ -80,9 +80,7 @@ class Step(Flat):
         """UnsupportedProblemError where it is none."""
         options: dict[str, Any] = {"num_splits": self.num_splits, "leftpad": self.cache_leftpad is not None}
         options["tree"] = self.tree_mask is not None
-        if self.k_descale is not None:
-            kinds = {"tensor_scales": 1, "page_scales": 3}  # by their dimensions
-            options |= {"fp8_cache": True} | {name: self.k_descale.dim() == rank for name, rank in kinds.items()}
+        options |= caches.scales_of(self.k_descale)
         if self.k is not None:
             options |= {"new_keys": True, "seqlen_new": self.k.shape[1]}
         if self.rotary_cos is not None:

@@ -99,6 +99,36 @@ def test_options(options, device):
     require_close(*call(device=device, **on_device))
 
 
+SCALES = {
+    "a number": 0.5,
+    "of heads": 2.0 ** (torch.arange(len(KEYS) * HEADS_K) % 3 - 2.0).view(-1, HEADS_K),
+    "of pages": 2.0 ** (torch.arange(NUM_PAGES * HEADS_K) % 4 - 3).view(-1, 1, HEADS_K, 1),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_pages_in_8_bits(kind, device):
+    """As pages in 16 bits of the same numbers. What lies behind the keys is NaN."""
+    given = SCALES[kind].to(device) if isinstance(SCALES[kind], torch.Tensor) else SCALES[kind]
+    pages, table, *_ = filled(side_by_side, device)
+    narrow = [x.to(torch.float8_e4m3fn) for x in pages]
+    units = torch.ones(NUM_PAGES, 1, HEADS_K, 1, device=device)
+    if kind == "of heads":
+        units[table] = given[:, None, None, :, None]
+    else:
+        units[:] = given
+    wide = [(x.float() * units).bfloat16() for x in narrow]
+    q, rows, keys = drawn(ROWS[-1], HEADS, COLUMNS, device=device), int32(ROWS, device), int32(KEYS, device)
+    options = {"block_table": table.int(), "seqused_k": keys, "causal": True, "return_attn_probs": True}
+    options |= {"window_size": (40, 0), "softmax_scale": 0.05}
+    scales = {"k_descale": given, "v_descale": given}
+    found, expected = (
+        flashladder.flash_attn_varlen_func(q, *both, rows, None, 20, 70, **options, **its_scales)[:2]
+        for both, its_scales in ((narrow, scales), (wide, {}))
+    )
+    require_close(found, expected)
+
+
 def test_o_goes_to_memory_of_the_callers(device):
     """Of any strides; what lies between stays."""
     memory = torch.full((ROWS[-1], HEADS, 2 * COLUMNS), 7.0, device=device).bfloat16()
@@ -170,6 +200,8 @@ REFUSED = {
     "v_cache has shape (3, 8, 1, 64)": {"v": drawn(3, 8, 1, 64)},
     "k_cache has strides": {"k": drawn(3, 16, 1, 68)[..., :64]},
     "seqused_k is given, but no block_table": {"block_table": None, "seqused_k": int32((4,))},
+    "k_descale is given, but no block_table": {"block_table": None, "k_descale": 0.5},
+    "v_descale is given, but k_cache is torch.bfloat16": {"v_descale": 0.5},
     "out is given, but no block_table": {"block_table": None, "out": drawn(4, 1, 64)},
     "cu_seqlens_k is None, but no block_table is given": {"block_table": None, "cu_seqlens_k": None},
 }
@@ -212,7 +244,12 @@ def test_the_host_reads_nothing(unread):
             flashladder.flash_attn_varlen_func(
                 q, *pages, starts, lengths[0], 9, 64, block_table=table, seqused_k=lengths[1], causal=True
             )
-    assert len(unread.launches) == 4
+    fp8 = [x.to(torch.float8_e4m3fn) for x in pages]
+    lengths, scale = torch.full((2,), 10**6), torch.full((1,), torch.nan)
+    flashladder.flash_attn_varlen_func(
+        q, *fp8, starts, None, 9, 64, block_table=table, seqused_k=lengths, k_descale=scale, v_descale=2.0
+    )
+    assert len(unread.launches) == 5
 
 
 @pytest.mark.gpu

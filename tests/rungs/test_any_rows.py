@@ -20,6 +20,7 @@ ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 # A prompt, a sequence without rows, one without keys, a chunk, a token, one with more rows than keys: in blocks of 64.
 ROWS, KEYS = (70, 0, 3, 33, 1, 9), (70, 40, 0, 200, 129, 4)
 WRONG = ((0, 200, 300), (-64, 20, 60), (0, 50, 20), (2**31 - 1, -(2**31), 5), (60, 60, 60))
+KINDS_OF_SCALES = ("tensor_scales", "page_scales")
 ALL = {"window_left": 60, "softcap": 20.0, "alibi": True, "sinks": True}
 
 
@@ -27,12 +28,14 @@ def problem(rows=ROWS, keys=KEYS, page_size=16, **values):
     """Few heads of few columns, of which two share one of K and V."""
     usual = {"num_heads": 4, "num_heads_k": 2, "head_dim": 64, "causal": True, "layout": "padded"}
     options = {"packed_q": True, "paged": page_size > 0, **({"page_size": page_size} if page_size else {})}
+    options |= {name: values.pop(name) for name in ("fp8_cache", *KINDS_OF_SCALES) if name in values}
     return Problem(operation="decode", seqlens_q=rows, seqlens_k=keys, options=options, **(usual | values))
 
 
-def run(task, tensors, rung=RUNG, make=translate, race=True, **config):
+def run(task, tensors, rung=RUNG, make=translate, race=True, arch="", **config):
     tensors.poison()
-    on_emulator(make(rung, rung.config_for(task, **config), ARCH[rung.instruction_set]), task, tensors, race=race)
+    arch = arch or ARCH[rung.instruction_set]
+    on_emulator(make(rung, rung.config_for(task, **config), arch), task, tensors, race=race)
     return tensors
 
 
@@ -59,6 +62,34 @@ def test_rows_of_many_sequences():
 def test_the_same_by_warpgroups():
     """A tile of two warpgroups, of which one has rows that see other blocks, or none."""
     emulated(problem(), rung=BY_WARPGROUPS, make=build_one)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("", id="heads"), *KINDS_OF_SCALES])
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
+def test_caches_in_8_bits(kind, arch):
+    """Scales of heads, of the cache or of pages; a window, sinks and the rest with the last ones."""
+    bounds = ALL if kind == "page_scales" else {}
+    emulated(problem(fp8_cache=True, **bounds, **({kind: True} if kind else {})), arch=arch)
+
+
+@pytest.mark.parametrize(("columns", "of_v"), [(96, 48), (128, 128), (192, 128), (256, 256)])
+@pytest.mark.slow
+def test_columns_in_8_bits(columns, of_v):
+    sizes = {"head_dim": columns, "head_dim_v": of_v, "num_heads": 2, "num_heads_k": 1}
+    emulated(problem((40, 3), (130, 20), fp8_cache=True, page_scales=True, **sizes), make=build_one, arch="sm_90a")
+
+
+def test_scales_of_pages_that_a_row_does_not_see_are_nothing_to_it():
+    """Its bits are those beside other keys, of which later rows see more."""
+    task = problem((40,), (100,), fp8_cache=True, page_scales=True)
+    expected, tensors = emulated(task), make_inputs(task)
+    behind = tensors.block_table[0, 5].long()
+    for scales in (tensors.k_descale, tensors.v_descale):
+        scales[behind] *= 37
+    run(task, tensors)
+    rows = 80 - (100 - 40)  # whose last key is in the pages before
+    assert torch.equal(tensors.o[:, :rows], expected.o[:, :rows])
+    assert not torch.equal(tensors.o[:, rows:], expected.o[:, rows:])
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 24, 256])
@@ -226,6 +257,7 @@ def test_what_a_window_hides_is_not_read(rung):
         ({"rows": (3, 1), "keys": (5,)}, "seqlens_q are 2, seqlens_k 1 lengths"),
         ({"options": {}}, "sequences with rows of their own are packed_q=true"),
         ({"head_dim": 20}, "head_dim"),
+        ({"head_dim": 40, "options": {"packed_q": True, "fp8_cache": True}}, "are multiples of 16 bytes"),
     ],
 )
 def test_what_is_no_problem_is_refused(values, message):

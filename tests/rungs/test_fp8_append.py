@@ -104,3 +104,18 @@ def test_scales_far_apart():
         run(task, tensors)
         o, exact = tensors.o.double(), expect(task, tensors).exact["o"]
         assert ((o - exact).abs().max() / exact.abs().max()) < 2**-7
+
+
+def test_scales_of_a_page_that_a_row_does_not_see_are_nothing_to_it():
+    """Nor to the bits of its O: the last key is that of the last row, in a page of its own."""
+    task = problem((49,), {"paged": True, "page_size": 16, "page_scales": True, "num_splits": 1})
+    outputs = []
+    for times in (1.0, 37.0):
+        tensors = make_inputs(task)
+        for scales in (tensors.k_descale, tensors.v_descale):
+            scales[tensors.block_table[0, 3].long()] *= times
+        run(task, tensors)
+        outputs.append(tensors.o)
+    first, second = outputs
+    assert torch.equal(first[:, 0], second[:, 0])
+    assert not torch.equal(first[:, 1], second[:, 1])

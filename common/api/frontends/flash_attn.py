@@ -120,6 +120,8 @@ def flash_attn_varlen_func(
     *,
     seqused_k: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    k_descale: torch.Tensor | float | None = None,
+    v_descale: torch.Tensor | float | None = None,
     out: torch.Tensor | None = None,
 ) -> _Result:
     """`packed_attention` under flash-attn's name: q is (total_q, heads, head_dim), k and v have total_k and heads_k.
@@ -132,9 +134,11 @@ def flash_attn_varlen_func(
     has, and cu_seqlens_k is left at None; or cu_seqlens_k does. O goes to `out` where that is given. Rows behind the
     last sequence, and those that see no key, have O = 0 and a log-sum-exp of -inf, or the sink. Entries of the table
     behind a sequence's keys are never read. A length beyond the table counts as its end, and a page that is none as the
-    last one; on the CPU both are refused. There is no dropout then, and no gradient.
+    last one; on the CPU both are refused. There is no dropout then, and no gradient. Pages may be 8-bit floats, with
+    k_descale and v_descale as `flash_attn_with_kvcache` takes them, and a head_dim that is a multiple of 16.
 
-    Raises UnsupportedProblemError for seqused_k and `out` without a block_table, and what `packed_attention` refuses.
+    Raises UnsupportedProblemError for seqused_k, scales and `out` without a block_table, and what `packed_attention`
+    refuses.
     """
     q, k, v = validate.tensors(q=q, k=k, v=v)
     causal, return_lse = validate.flag("causal", causal), validate.flag("return_attn_probs", return_attn_probs)
@@ -161,10 +165,13 @@ def flash_attn_varlen_func(
             softcap=softcap,
             alibi_slopes=alibi_slopes,
             sinks=s_aux,
+            k_descale=k_descale,
+            v_descale=v_descale,
             out=out,
         )
         return _returned(result) if return_lse else result[0]
-    for name, value in (("seqused_k", seqused_k), ("out", out)):
+    of_pages = {"seqused_k": seqused_k, "k_descale": k_descale, "v_descale": v_descale, "out": out}
+    for name, value in of_pages.items():
         if value is not None:
             raise UnsupportedProblemError(f"{name} is given, but no block_table: without pages kernels take none")
     if cu_seqlens_k is None:

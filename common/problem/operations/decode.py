@@ -157,6 +157,11 @@ class Decode(Forward):
             raise UnsupportedProblemError(f"{kinds[0]}=true takes fp8_cache=true: other caches have no scales")
         if len(kinds) > 1 or (problem.page_scales and not problem.paged):
             raise UnsupportedProblemError("page_scales=true takes paged=true, and tensor_scales=false")
+        if problem.fp8_cache and (problem.head_dim % ROW_BYTES or problem.head_dim_v % ROW_BYTES):
+            raise UnsupportedProblemError(
+                f"head_dim={problem.head_dim}, head_dim_v={problem.head_dim_v}: rows of 8-bit caches are multiples of "
+                f"{ROW_BYTES} bytes"
+            )
         if problem.seqlens_q and not problem.packed_q:
             raise UnsupportedProblemError(
                 f"seqlens_q={problem.seqlens_q}: sequences with rows of their own are packed_q=true"

@@ -42,6 +42,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # and each one's fields of a 
         "decode, sinks": {"sinks": True},
         "decode, pages": {"options": {"paged": True}},
         "varlen over pages": {"seqlens_q": (1024, 1), "options": {"paged": True, "packed_q": True}},
+        "varlen over pages in 8 bits": {
+            "seqlens_q": (1024, 1),
+            "options": {"paged": True, "packed_q": True, "fp8_cache": True},
+        },
         "decode, padding": {"options": {"leftpad": True}},
         "decode, new keys": {"options": {"new_keys": True}},
         "decode, new keys and rotary": {"options": {"new_keys": True, "rotary": True}},

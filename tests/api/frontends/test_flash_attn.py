@@ -20,7 +20,8 @@ OPTIONS = (
     "deterministic=False, return_attn_probs=False"
 )
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
-OF_PAGES = "*, seqused_k=None, s_aux=None, out=None"  # as in FlashAttention-3 and vLLM's fork
+# As in FlashAttention-3 and vLLM's fork.
+OF_PAGES = "*, seqused_k=None, s_aux=None, k_descale=None, v_descale=None, out=None"
 SIGNATURES = {  # of flash-attn 2.8: flash_attn/flash_attn_interface.py
     "flash_attn_func": f"(q, k, v, {OPTIONS})",
     "flash_attn_kvpacked_func": f"(q, kv, {OPTIONS})",

@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     Sums &sums = *reinterpret_cast<Sums *>(shared);
     __syncthreads();  // no warp needs its tiles any more
-    scale(o, scales.v_unit);
+    scales.scale_sum(o);
     sums.put(warp_index(), softmax, [&](int h, float *row) { put_columns(o, h, row); });
     __syncthreads();
     sums.merge([&](int i, int col, float4 columns, float lse) {

@@ -2,9 +2,9 @@
 // tile of packed rows of one sequence, which it finds on the GPU. Its warps have rows of their own, 16 each, and share a
 // ring of blocks of keys, of which each warp looks up and copies a part.
 #include "config.cuh"
+#include "row_products.cuh"
 #include "row_tiles.cuh"
 #include "epilogue/store.cuh"
-#include "tile/gemm.cuh"
 #include "warp_copy.cuh"
 
 using namespace config;
@@ -14,10 +14,13 @@ constexpr int num_warps = block_m / rows, num_threads = num_warps * 32;
 constexpr int warp_keys = block_n / num_warps;  // that it copies
 
 using QTile = SwizzledPanels<block_m, head_dim>;
-using KVTile = SwizzledPanels<block_n, head_dim>;
+using Products = RowProducts<QTile, block_n, warp_keys>;
+using Element = Products::Element;
+using KVTile = Products::Tile;
 
 constexpr int stage_size = 2 * KVTile::size;  // K and V
-constexpr Launch tiles{num_threads, (QTile::size + num_stages * stage_size) * sizeof(dtype), block_m, block_n};
+constexpr int stage_bytes = stage_size * sizeof(Element) + Products::scales_bytes;
+constexpr Launch tiles{num_threads, QTile::size * sizeof(dtype) + num_stages * stage_bytes, block_m, block_n};
 FLASHLADDER_KERNEL(attention_decode, RowParams,
                    packed_q ? tiles.over("packed_rows // block_m + batch + 1", "num_heads_k", "1")
                             : tiles.over("cdiv(packed_rows, block_m)", "num_heads_k", "batch"));
@@ -25,7 +28,8 @@ FLASHLADDER_KERNEL(attention_decode, RowParams,
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     attention_decode(const __grid_constant__ RowParams params) {
     extern __shared__ __align__(128) char shared[];
-    dtype *shared_q = reinterpret_cast<dtype *>(shared), *ring = shared_q + QTile::size;
+    dtype *shared_q = reinterpret_cast<dtype *>(shared);
+    Element *ring = reinterpret_cast<Element *>(shared_q + QTile::size);
 
     const int warp = uniform_warp_index();
     const int number = gridDim.x - 1 - blockIdx.x, head_k = blockIdx.y;  // later rows see more keys: they start first
@@ -39,9 +43,11 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     const int own_begin = own_seen.first(0), own_end = own.has(0) ? own_seen.end(own.last()) : 0;
 
     const TensorStride at_k = params.k_cache_stride, at_v = params.v_cache_stride;
-    const dtype *k = static_cast<const dtype *>(params.k_cache) + head_k * at_k.head;
-    const dtype *v = static_cast<const dtype *>(params.v_cache) + head_k * at_v.head;
+    using Cached = Products::Cached;
+    const Cached *k = static_cast<const Cached *>(params.k_cache) + head_k * at_k.head;
+    const Cached *v = static_cast<const Cached *>(params.v_cache) + head_k * at_v.head;
     const auto columns = columns_of<narrower>(params), columns_v = columns_of_v<narrower>(params);
+    Products products{params, tile.batch, head_k, reinterpret_cast<char *>(ring + num_stages * stage_size)};
 
     const int warp_row = warp * rows;
     copy_part_by_warp<QTile, rows>(
@@ -62,14 +68,17 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         const int first = first_key(step) + first_copied;
         // What is before a window may be anything, and 0 * V must be 0.
         auto is_seen = [&](int r) { return first + r >= first_seen && first + r < end; };
+        constexpr int each = sizeof(Element) / sizeof(Cached);  // columns of an element
+        auto in_elements = [](const Cached *row) { return reinterpret_cast<const Element *>(row); };
         if (first_key(step) < end) {
-            dtype *to = tiles_of(step);
+            Element *to = tiles_of(step);
             copy_part_by_warp<KVTile, warp_keys>(
-                to, first_copied, [&](int r) { return place.row_of(r, k, at_k); },
-                [&](int r, int col) { return is_seen(r) && columns.has(col); });
+                to, first_copied, [&](int r) { return in_elements(place.row_of(r, k, at_k)); },
+                [&](int r, int col) { return is_seen(r) && columns.has(col * each); });
             copy_part_by_warp<KVTile, warp_keys>(
-                to + KVTile::size, first_copied, [&](int r) { return place.row_of(r, v, at_v); },
-                [&](int r, int col) { return is_seen(r) && columns_v.has(col); });
+                to + KVTile::size, first_copied, [&](int r) { return in_elements(place.row_of(r, v, at_v)); },
+                [&](int r, int col) { return is_seen(r) && columns_v.has(col * each); });
+            products.copy_scales(step % num_stages, first_copied, place.page, is_seen(lane_index()));
         }
         cp_async_commit();  // a group a step, also an empty one, so that they can be counted
         place = find(step + 1);
@@ -78,17 +87,14 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     cp_async_wait<num_stages - 1>();
     __syncwarp();  // the warp's rows of Q are there
 
-    QOperand<rows, head_dim, head_dim <= 128 ? 0 : 2, HoistedReader<QTile, dtype>, 1> q_operand;
-    KOperand<block_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>> k_operand;
-    VOperand<head_dim, block_n, 2, HoistedReader<KVTile, dtype>> v_operand;
-    q_operand.start(shared_q, warp_row);
+    products.take_rows(shared_q, warp_row);
 
     Accumulator<rows, head_dim> o;
     o.clear();
     const Softcap<softcap> score{params};
     const LaneBias bias{own_seen, score.scale};
     const LaneSees sees{own_seen};
-    DecodeSoftmax softmax{score.scale};
+    Products::Softmax softmax{score.scale};
 
     for (int step = 0; first_key(step) < end; ++step) {
         const int first = first_key(step);
@@ -96,25 +102,21 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         __syncthreads();  // the keys are there for every warp, and none reads those of the step before any more
         load(step + num_stages - 1);
         if (first >= own_end || first + block_n <= own_begin) continue;  // keys of other warps' rows
-        k_operand.reader.start(tiles_of(step));
-        v_operand.reader.start(tiles_of(step) + KVTile::size);
-
         Accumulator<rows, block_n> s;
-        s.clear();
-        gemm<dtype, head_dim>(s, q_operand, k_operand);
+        products.scores(s, tiles_of(step), step % num_stages);
         score.apply(s);
         bias.add(s, first);
         sees.hide(s, first);
         softmax.update(s, o);
-        auto p = round_to_operand<dtype>(s);
-        gemm<dtype, block_n>(o, p, v_operand);
+        products.add(o, s, step % num_stages);
     }
     if (!own.has(0)) return;
 
+    products.scale_sum(o);
     finish_rows(params, own, softmax, o);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
-    store_to_shared<QTile>(shared_q, warp_row, o);
+    Products::store(shared_q, warp_row, o);
     __syncwarp();
     store_part_by_warp<QTile, rows>(
         shared_q, warp_row, [&](int r) { return own.template element<dtype>(params.o, params.o_stride, r); },

@@ -42,7 +42,7 @@ struct DecodeParams {
 
 // What a rung has no field for is not there: config::sinks is its own, or that here.
 namespace absent {
-constexpr bool sinks = false, page_scales = false, tree = false;
+constexpr bool sinks = false, fp8_cache = false, tensor_scales = false, page_scales = false, tree = false;
 }
 namespace config {
 using namespace absent;

@@ -51,6 +51,29 @@ struct Fp8QOperand : HeldA<16, k> {
     }
 };
 
+// The same where Q has too many columns for registers: it is put back into its tile in shared memory, by the warp whose rows
+// these are, in the order in which the products want it.
+template <int k, class Tile, class T>
+struct Fp8StreamedQ : QOperand<16, k, 2, HoistedReader<Tile, T>, 1> {
+    float unit[2];
+
+    __device__ void start(T *tile) {
+        Fp8QOperand<k> held;
+        held.template start<Tile>(tile);
+        __syncwarp();  // every lane has read its columns
+#pragma unroll
+        for (int step = 0; step < k / 16; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                store_shared_4(shared_address(tile + Tile::offset(i % 2 * 8 + accumulator_row(),
+                                                                  step * 16 + i / 2 * 8 + accumulator_col())),
+                               held.block[step][0][i]);
+        __syncwarp();
+        each_row([&](int h) { unit[h] = held.unit[h]; });
+        this->reader.start(tile);
+    }
+};
+
 // K, n keys of k columns.
 template <int n, int k, class Tile>
 struct Fp8KOperand {
@@ -82,6 +105,7 @@ struct Fp8VOperand {
 // keeps is as much lower: l, O and the log-sum-exp come out right.
 struct Fp8Softmax : DecodeSoftmax {
     using DecodeSoftmax::DecodeSoftmax;
+    static constexpr float highest = 32768.0f;
 
     template <int keys, int head_dim>
     __device__ void update(Accumulator<16, keys> &s, Accumulator<16, head_dim> &o) {
@@ -90,13 +114,18 @@ struct Fp8Softmax : DecodeSoftmax {
     }
 };
 
-// Writes a row of O, whose columns are then in their order: of two blocks of them, a lane has four neighbours.
-template <int cols>
-__device__ inline void put_columns(const Accumulator<16, cols> &o, int h, float *row) {
+// Visits a row of O, whose columns are then in their order: of two blocks of them, a lane has four neighbours.
+template <int cols, class Visit>
+__device__ inline void each_four_columns(const Accumulator<16, cols> &o, int h, Visit visit) {
 #pragma unroll
     for (int n = 0; n < cols / 8; n += 2) {
         const float (&first)[4] = o.block[0][n], (&second)[4] = o.block[0][n + 1];
-        *reinterpret_cast<float4 *>(row + n * 8 + lane_index() % 4 * 4) =
-            make_float4(first[2 * h], second[2 * h], first[2 * h + 1], second[2 * h + 1]);
+        visit(n * 8 + lane_index() % 4 * 4, make_float4(first[2 * h], second[2 * h], first[2 * h + 1], second[2 * h + 1]));
     }
+}
+
+// Writes a row of O.
+template <int cols>
+__device__ inline void put_columns(const Accumulator<16, cols> &o, int h, float *row) {
+    each_four_columns(o, h, [&](int col, float4 x) { *reinterpret_cast<float4 *>(row + col) = x; });
 }

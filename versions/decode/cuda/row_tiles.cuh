@@ -2,6 +2,7 @@
 #pragma once
 #include "24_woven_general/narrower.cuh"
 #include "packed_rows.cuh"
+#include "scaled_cache.cuh"
 #include "schedule/packed.cuh"
 #include "seen_keys.cuh"
 #include "tile/rows.cuh"
@@ -13,7 +14,8 @@ struct PackedQ : Params {
     FLASHLADDER_FURTHER_FIELDS(Params, cu_seqlens_q)
 };
 using PackedCache = std::conditional_t<config::packed_q, PackedQ<SlopedCache>, SlopedCache>;
-using RowParams = std::conditional_t<config::narrower, Narrower<PackedCache>, PackedCache>;
+using ScaledRows = std::conditional_t<config::fp8_cache, Scaled<PackedCache>, PackedCache>;
+using RowParams = std::conditional_t<config::narrower, Narrower<ScaledRows>, ScaledRows>;
 
 // Where a tile is: its number in its sequence, where that begins in the batch of Q, and how many rows and keys it has.
 struct TilePlace {

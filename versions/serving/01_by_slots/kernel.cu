@@ -34,7 +34,7 @@ template <class Params>
 struct SharedScales : Scaled<Params> {
     __device__ int scale_at(int, int page, int head) const { return Scaled<Params>::scale_at(0, page, head); }
 };
-using AppendParams = std::conditional_t<fp8_cache, SharedScales<TurnedParams>, TurnedParams>;
+using AppendParams = std::conditional_t<config::fp8_cache, SharedScales<TurnedParams>, TurnedParams>;
 
 template <class Params>
 __device__ inline int position_of(const Params &params, int token) {
@@ -43,7 +43,7 @@ __device__ inline int position_of(const Params &params, int token) {
 }
 
 template <class T>
-using Cached = std::conditional_t<fp8_cache, Quantised<T>, Kept<T>>;
+using Cached = std::conditional_t<config::fp8_cache, Quantised<T>, Kept<T>>;
 
 FLASHLADDER_KERNEL(attention_append, AppendParams, Launch{num_threads, 0, 1, 1}.over("batch", "1", "1"));
 
