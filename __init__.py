@@ -24,6 +24,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "register_with_transformers": f"{_FRONTENDS}.transformers",
     "flash_attn_func": f"{_FRONTENDS}.flash_attn",
     "flash_attn_with_kvcache": f"{_API}.kvcache",
+    "concat_and_cache_mla": f"{_FRONTENDS}.flash_mla",
     "flash_mla_with_kvcache": f"{_FRONTENDS}.flash_mla",
     "get_mla_metadata": f"{_FRONTENDS}.flash_mla",
     "flash_attn_kvpacked_func": f"{_FRONTENDS}.flash_attn",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api.frontends.flash_attn import (
         flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func,
     )
+    from flashladder.common.api.frontends.flash_mla import concat_and_cache_mla as concat_and_cache_mla
     from flashladder.common.api.frontends.flash_mla import flash_mla_with_kvcache as flash_mla_with_kvcache
     from flashladder.common.api.frontends.flash_mla import get_mla_metadata as get_mla_metadata
     from flashladder.common.api.frontends.mla_layer import LatentCache as LatentCache

@@ -8,26 +8,34 @@ import torch
 
 from flashladder.common.api import flops, operator
 from flashladder.common.api.options import problem_of
+from flashladder.common.problem.caches import TABLE
+from flashladder.common.problem.operations.mla import INDICES
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
+COLUMNS = ((HEAD_DIM, HEAD_DIM_V), (512, 512), (160, 128))  # of K and of V, that kernels take
 
 
 def compute(
     q: torch.Tensor,
     k_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    cache_seqlens: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    head_dim_v: int,
     softmax_scale: float | None,
     causal: bool,
+    sparse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the log-sum-exp. Pages may overlap."""
-    problem = _problem_of(q, k_cache, block_table, softmax_scale, causal)
+    """O and the log-sum-exp. Pages may overlap. A cache of uint8 has rows of 656 bytes.
+
+    The table is a block table; if `sparse`, the lists of rows of q, each of which is a sequence of its own.
+    """
+    problem = _problem_of(q, k_cache, table, head_dim_v, softmax_scale, causal, sparse)
     outputs = new_outputs(problem, q)
-    caches_of = {"k_cache": k_cache, "v_cache": k_cache[..., :HEAD_DIM_V]}
-    inputs = {"q": q, **caches_of, "cache_seqlens": cache_seqlens, "block_table": block_table}
-    operator.launch(problem, inputs | outputs)
+    caches_of = {"k_cache": k_cache, "v_cache": k_cache[..., :head_dim_v]}
+    where = {INDICES if sparse else TABLE: table}
+    operator.launch(problem, {"q": q, **caches_of, "cache_seqlens": lengths, **where} | outputs)
     return outputs["o"], outputs[LSE]
 
 
@@ -35,28 +43,45 @@ mla_decode = torch.library.custom_op("flashladder::mla_decode", compute, mutates
 
 
 @mla_decode.register_fake
-def _(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return new_o(q, HEAD_DIM_V), new_lse(q)
+def _(q: torch.Tensor, k_cache: torch.Tensor, _: Any, __: Any, head_dim_v: int, *___: Any) -> tuple[torch.Tensor, ...]:
+    return new_o(q, head_dim_v), new_lse(q)
 
 
 @flops.formula("mla_decode")
-def _(q: torch.Tensor, k_cache: torch.Tensor, table: torch.Tensor, cache_seqlens: torch.Tensor, *_: Any) -> int:
-    keys = sum(flops.lengths(cache_seqlens, k_cache.shape[1] * table.shape[1]))
-    return 2 * keys * q.shape[1] * q.shape[2] * (HEAD_DIM + HEAD_DIM_V)
+def _(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    head_dim_v: int,
+    softmax_scale: float | None,
+    causal: bool,
+    sparse: bool,
+) -> int:
+    keys = sum(flops.lengths(lengths, (1 if sparse else k_cache.shape[1]) * table.shape[1]))
+    return 2 * keys * q.shape[1] * q.shape[2] * (q.shape[3] + head_dim_v)
 
 
 def _problem_of(
-    q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor, softmax_scale: float | None, causal: bool
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    table: torch.Tensor,
+    head_dim_v: int,
+    softmax_scale: float | None,
+    causal: bool,
+    sparse: bool,
 ) -> Problem:
     num_pages, page_size = k_cache.shape[:2]
+    pages: dict[str, Any] = {"paged": True, "page_size": max(1, page_size), "num_pages": num_pages}
+    rows: dict[str, Any] = {"fp8_rows": k_cache.dtype == torch.uint8, "sparse": sparse}
     return problem_of(
         q,
         k_cache,
         operation="mla",
-        head_dim_v=HEAD_DIM_V,
-        seqlen_k=page_size * block_table.shape[1],
+        head_dim_v=head_dim_v,
+        seqlen_k=(1 if sparse else page_size) * table.shape[1],
         causal=causal,
         softmax_scale=softmax_scale,
         lse=True,
-        options=(("paged", True), ("page_size", max(1, page_size)), ("num_pages", num_pages)),
+        options=tuple((pages | {name: True for name, is_so in rows.items() if is_so}).items()),
     )

@@ -7,7 +7,7 @@ import torch
 
 from flashladder.common import catalog, own
 from flashladder.common.compiler import build_one, translate
-from flashladder.common.errors import BuildError, EmulatorError, UnsupportedProblemError
+from flashladder.common.errors import BuildError, ConfigError, EmulatorError, UnsupportedProblemError
 from flashladder.common.paths import VERSIONS
 from flashladder.common.problem import decode_sizes as sizes
 from flashladder.common.problem.check import expect, verify
@@ -89,6 +89,71 @@ def test_pages_parts_and_heads(version, options, sizes):
 def test_whole_blocks_even_and_odd(rung, keys):
     """More blocks than the ring has stages, and none with rows to clear."""
     emulated(catalog.find(rung), problem((keys,), {"num_splits": 1}))
+
+
+WIDTHS = ((512, 512), (160, 128))  # of K and V, beside 576 and 512
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), WIDTHS)
+@pytest.mark.parametrize("rung", ["mla/00", "mla/02", "mla/05", "mla/06", "mla/07"])
+@pytest.mark.slow
+def test_latents_of_other_widths(rung, head_dim, head_dim_v):
+    """More blocks than any ring has stages."""
+    found, task = catalog.find(rung), problem((3, 460), head_dim=head_dim, head_dim_v=head_dim_v)
+    if head_dim in found.supports.head_dim:
+        emulated(found, task, make=build_one)
+    else:
+        assert rung == "mla/06"
+    with pytest.raises(ConfigError, match="V is as wide as latents are, 512 or 128"):
+        found.config(head_dim=160, head_dim_v=512)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "sizes"),
+    [
+        (LENGTHS, {"fp8_rows": True}, {}),
+        (
+            (2, 260),
+            {"fp8_rows": True, "num_splits": 2, "page_size": 1},
+            {"seqlen_q": 3, "num_heads": 24, "causal": True},
+        ),
+        ((130,), {"fp8_rows": True, "paged": False}, {"layout": "padded", "num_heads": 8, "num_heads_k": 2}),
+        (LENGTHS, {"sparse": True}, {"dtype": "fp16", "num_heads": 70}),
+        ((500,), {"sparse": True, "fp8_rows": True}, {"num_heads": 128}),
+        ((200,), {"sparse": True, "page_size": 24}, {"head_dim": 160, "head_dim_v": 128, "num_heads": 8}),
+    ],
+)
+@pytest.mark.slow
+def test_rows_that_a_warpgroup_reads(lengths, options, sizes):
+    """NaN where no key is, in rows of 656 bytes too; a list's end may be followed by anything."""
+    emulated(catalog.find("mla/07"), problem(lengths, options, **sizes), make=build_one)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("heads", [8, 16, 32])
+@pytest.mark.slow
+def test_few_heads_are_not_padded(heads, rows):
+    """The rows of a tile are heads and rows of Q: as many tiles as that takes, and no copy of Q in between."""
+    task = problem((40,), num_heads=heads, seqlen_q=rows, causal=True)
+    assert task.asked.row_tiles(task, 64) == -(-heads * rows // 64)
+    emulated(catalog.find("mla/05"), task, race=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "message"),
+    [
+        ({"fp8_rows": True}, {"dtype": "fp16"}, "fp8_rows=true takes head_dim=576, head_dim_v=512 and dtype=bf16, not"),
+        (
+            {"sparse": True},
+            {"causal": True},
+            "sparse=true takes paged=true, causal=false, num_heads_k=1 and seqlen_q=1",
+        ),
+        ({"sparse": True}, {"seqlen_q": 2}, "each row has its own list"),
+    ],
+)
+def test_rows_and_lists_that_there_are_not(options, sizes, message):
+    with pytest.raises(UnsupportedProblemError, match=message):
+        problem((5,), options, **sizes)
 
 
 def test_one_part_a_sequence_is_stored_without_partial_results():
@@ -194,7 +259,7 @@ def test_products_that_are_not_waited_for_are_not_built(tmp_path, monkeypatch, l
         ("mla/03", "kernel.cu", "named_barrier_sync(1, consumers);  // P is", "race on shared memory"),
         ("mla/03", "kernel.cu", "fence_proxy_async();  // before wgmma reads zeros", "fence.proxy.async"),
         ("mla/03", "kernel.cu", "ring.release(at, group);", "deadlock"),
-        ("mla/03", "latent_ring.cuh", "empty[at.stage][panel / 4].wait(at.parity);", "more arrivals at once"),
+        ("mla/03", "latent_ring.cuh", "empty[at.stage][panel / half].wait(at.parity);", "more arrivals at once"),
         ("mla/04", "kernel.cu", "ring.wait(at, panel);", "a copy to it is in flight"),
         ("mla/04", "kernel.cu", "__syncwarp();  // every lane", "no __syncwarp lies between"),
         (
@@ -204,8 +269,8 @@ def test_products_that_are_not_waited_for_are_not_built(tmp_path, monkeypatch, l
             "race on|nobody has written",
         ),
         ("mla/04", "kernel.cu", "named_barrier_sync(has_cleared + group, warpgroup_threads);", "race on shared memory"),
-        ("mla/04", "latent_ring.cuh", "empty[at.stage][panel / 4].wait(at.parity);", "more arrivals at once"),
-        ("mla/05", "kernel.cu", "ring.wait(at, panel);", "a copy to it is in flight"),
+        ("mla/04", "latent_ring.cuh", "empty[at.stage][panel / half].wait(at.parity);", "more arrivals at once"),
+        ("mla/05", "latent_scores.cuh", "ring.wait(at, panel);", "a copy to it is in flight"),
         (
             "mla/05",
             "kernel.cu",
@@ -213,18 +278,34 @@ def test_products_that_are_not_waited_for_are_not_built(tmp_path, monkeypatch, l
             "race on|nobody has written",
         ),
         ("mla/05", "kernel.cu", "wait_for_dependency();  // the parts", "before which combine may begin"),
+        ("mla/07", "kernel.cu", "ring.wait(at);", "race on|nobody has written"),
+        (
+            "mla/07",
+            "kernel.cu",
+            "named_barrier_sync(has_passed + (group ^ 1), consumers);",
+            "race on|nobody has written",
+        ),
+        ("mla/07", "kernel.cu", "__syncwarp();  // every lane", "no __syncwarp lies between"),
+        ("mla/07", "kernel.cu", "__syncthreads();  // the barriers", "race on|nobody has written|barrier"),
+        ("mla/07", "kernel.cu", "ring.release(at);", "deadlock"),
+        ("mla/07", "kernel.cu", "wait_for_dependency();  // the parts", "before which combine may begin"),
+        ("mla/07", "row_ring.cuh", "ring.empty[at.stage].wait(at.parity);", "nobody has yet seen the end of the last"),
+        ("mla/07", "row_ring.cuh", "fence_proxy_async();  // before wgmma", "fence.proxy.async"),
+        ("mla/07", "row_ring.cuh", "__syncwarp();         // every lane", "together|race on"),
         ("mla/06", "kernel.cu", "cluster_sync();  // the parts are there", "race on|cluster|deadlock"),
     ],
 )
 @pytest.mark.slow
 def test_what_passes_between_warps_is_waited_for(tmp_path, monkeypatch, rung, file, old, message):
     task = problem((200,), {"num_splits": 2 if rung == "mla/05" else 1})
+    if rung == "mla/07":
+        task = problem((400,), {"num_splits": 2, "fp8_rows": True, "sparse": True})
     if rung == "mla/06":
         task = problem((10, 10))
     found, folder = catalog.find(rung), tmp_path / "mutants"
     shutil.copytree(VERSIONS / NAME / "cuda", folder / "cuda")
     shutil.copytree(found.directory, folder / "00_mutant")
-    path = folder / ("00_mutant" if file == "kernel.cu" else "cuda") / file
+    path = next(folder.glob(f"*/{file}"))
     code = path.read_text()
     assert code.count(old) == 1
     path.write_text(code.replace(old, ";" + old.partition(";")[2]))

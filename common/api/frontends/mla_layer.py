@@ -246,7 +246,8 @@ def attend_rows(
     pages = rows.flatten(0, 1).unfold(0, PAGE, 1).mT[:, :, None]
     table = first[:, None] + torch.arange(0, room, PAGE, dtype=torch.int32, device=rows.device)
     table += torch.arange(batch, dtype=torch.int32, device=rows.device)[:, None] * rows.shape[1]
-    return mla.compute(q, pages, table.clamp_(max=len(pages) - 1), lengths, softmax_scale, causal=False)[0]
+    table.clamp_(max=len(pages) - 1)
+    return mla.compute(q, pages, table, lengths, mla.HEAD_DIM_V, softmax_scale, causal=False, sparse=False)[0]
 
 
 @attend_rows.register_fake

@@ -9,6 +9,14 @@
 
 A paged cache is (num_pages, page_size, num_heads_k, head_dim), with the block table of the ladder for decode.
 DeepSeek-V2 and -V3 have head_dim 576, head_dim_v 512 and one head of K (arXiv:2405.04434, section 2.1).
+
+With fp8_rows a row of the cache has 656 bytes, as common/problem/latent_rows.py says, in uint8.
+
+With sparse, a sequence has one row of Q, and its keys are rows of all pages, in any order, as a list says; there is no
+block table. So seqlen_k is how long lists are.
+
+    indices        (batch, seqlen_k), int32: of a row of page p, p * page_size + row; any other number, -1, is none
+    cache_seqlens  how many of these count
 """
 
 from __future__ import annotations
@@ -21,17 +29,21 @@ from typing import Any, ClassVar
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem.buffers import Tensor
+from flashladder.common.problem import latent_rows
+from flashladder.common.problem.buffers import Tensor, contiguous, laid_out
+from flashladder.common.problem.caches import TABLE
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.decode_sizes import TARGET_CTAS, seqlens, tiles
 from flashladder.common.problem.families import NORMAL
-from flashladder.common.problem.operations.decode import CACHES, Decode
+from flashladder.common.problem.operations.decode import CACHES, LENGTHS, ROW_BYTES, Decode
 from flashladder.common.problem.problem import Option, Problem
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
 DESIGNED_COLUMNS = HEAD_DIM - HEAD_DIM_V  # of K alone, through which families of inputs design scores
+INDICES = "indices"
+NO_ROW = -1
 MOST_WORK = 0.9  # of the SMs: to cut sequences for the others costs more than it brings
-KNOWN = ("paged", "page_size", "num_pages", "num_splits")  # options of decode that there are for MLA, too
+KNOWN = ("paged", "page_size", "num_pages", "num_splits", "fp8_rows", "sparse")  # options, of decode or its own
 _SIZES: dict[str, Any] = {"num_heads_k": 1, "seqlen_q": 1, "head_dim": HEAD_DIM, "head_dim_v": HEAD_DIM_V}
 
 
@@ -40,8 +52,10 @@ class _Latent(Decode):
 
     name = "mla"
     features: ClassVar[tuple[str, ...]] = ("causal", "seqlens_k")
-    options: ClassVar[tuple[Option, ...]] = tuple(
-        replace(option, default=True) if option.name == "paged" else option for option in Decode.options
+    options: ClassVar[tuple[Option, ...]] = (
+        *(replace(option, default=True) if option.name == "paged" else option for option in Decode.options),
+        Option("fp8_rows", bool, "rows of the cache have 656 bytes: 8-bit floats, scales, and bf16", default=False),
+        Option("sparse", bool, "a list says where the keys of a row of Q lie", default=False),
     )
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", *CACHES, "o"),)  # V is K, so O follows
     tile_rows: ClassVar[int] = 64  # of a warpgroup's product
@@ -66,6 +80,16 @@ class _Latent(Decode):
             raise UnsupportedProblemError(
                 f"head_dim_v={problem.head_dim_v}: V is the first columns of K, which has head_dim={problem.head_dim}"
             )
+        if problem.fp8_rows and (problem.head_dim, problem.head_dim_v, problem.dtype) != (HEAD_DIM, HEAD_DIM_V, "bf16"):
+            raise UnsupportedProblemError(
+                f"fp8_rows=true takes head_dim={HEAD_DIM}, head_dim_v={HEAD_DIM_V} and dtype=bf16, not "
+                f"{problem.head_dim}, {problem.head_dim_v} and {problem.dtype}"
+            )
+        one_row = problem.seqlen_q == problem.num_heads_k == 1
+        if problem.sparse and (problem.causal or not (problem.paged and one_row)):
+            raise UnsupportedProblemError(
+                "sparse=true takes paged=true, causal=false, num_heads_k=1 and seqlen_q=1: each row has its own list"
+            )
         if problem.family != NORMAL and problem.head_dim - problem.head_dim_v < DESIGNED_COLUMNS:
             raise UnsupportedProblemError(
                 f"family={problem.family}: its scores take {DESIGNED_COLUMNS} columns that are K's alone, more than "
@@ -85,11 +109,39 @@ class _Latent(Decode):
         """A cache in one piece, so that each sequence may be of another family."""
         return {**_SIZES, **super().of_rows(rows, heads), "options": {"paged": False}}
 
+    def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
+        """As for decode, then in 8 bits, and with a list of the keys in random order, a few of which are none."""
+        p = problem
+        if not (p.fp8_rows or p.sparse):
+            super().draw(p, tensors, generator)
+            return
+        dense, drawn = _dense(p), dict(tensors)
+        cache = tensors[CACHES[0]]
+        if p.fp8_rows:
+            drawn[CACHES[0]] = cache.new_empty((*cache.shape[:-1], p.head_dim), dtype=torch.bfloat16)
+            drawn[CACHES[1]] = drawn[CACHES[0]][..., : p.head_dim_v]
+        drawn.setdefault(TABLE, torch.empty(dense.tensors[TABLE].shape, dtype=torch.int32) if p.paged else cache)
+        super().draw(dense, drawn, generator)
+        if p.fp8_rows:
+            cache.copy_(latent_rows.to_bytes(*drawn[CACHES[0]].split((HEAD_DIM_V, HEAD_DIM - HEAD_DIM_V), -1)))
+        for sequence, length in enumerate(seqlens(p) if p.sparse else ()):
+            keys = torch.randperm(length, generator=generator, device=generator.device)
+            rows = drawn[TABLE][sequence, keys // p.page_size] * p.page_size + keys % p.page_size
+            rows[keys % 8 == 7] = NO_ROW
+            tensors[INDICES][sequence].fill_(2**31 - 1)[:length].copy_(rows)
+
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
         """As for decode, but for the log-sum-exp of a row that sees no key."""
-        computed = super().compute(problem, tensors, dtype)
+        p, dense, given = problem, _dense(problem), dict(tensors)
+        if p.fp8_rows:
+            given[CACHES[0]] = latent_rows.to_numbers(tensors[CACHES[0]])
+            given[CACHES[1]] = given[CACHES[0]][..., : p.head_dim_v]
+        if p.sparse:
+            given |= _listed(p, given)
+            dense = replace(dense, seqlens_k=(), options=tuple((dict(dense.options) | {"page_size": 1}).items()))
+        computed = super().compute(dense, given, dtype)
         computed["lse"].masked_fill_(computed["lse"] == -math.inf, self.lse_without_keys)
         return computed
 
@@ -97,13 +149,40 @@ class _Latent(Decode):
         """The cache once, and Q and O, which are as large where it is short."""
         p = problem
         rows = p.batch * p.seqlen_q * p.num_heads
-        return 2.0 * (sum(seqlens(p)) * p.num_heads_k * p.head_dim + rows * (p.head_dim + p.head_dim_v))
+        row_bytes = latent_rows.ROW_BYTES if p.fp8_rows else 2 * p.head_dim
+        return float(sum(seqlens(p)) * p.num_heads_k * row_bytes + 2 * rows * (p.head_dim + p.head_dim_v))
 
     def tensors(self, problem: Problem) -> dict[str, Tensor]:
         """V lies in K."""
-        found = super().tensors(problem)
+        p, found = problem, super().tensors(problem)
+        if p.fp8_rows:
+            for name, columns in zip(CACHES, (latent_rows.ROW_BYTES, HEAD_DIM_V), strict=True):
+                view = laid_out(p.layout, (*found[name].shape[:3], columns), ROW_BYTES)
+                found[name] = replace(found[name], view=view, dtype=torch.uint8)
+        if p.sparse:  # in the place of the table
+            indices = Tensor(contiguous(p.batch, p.seqlen_k), torch.int32)
+            found = {
+                INDICES if name == TABLE else name: indices if name == TABLE else each for name, each in found.items()
+            }
         k, v = (found[name] for name in CACHES)
         return found | {CACHES[1]: replace(k, view=replace(k.view, shape=v.shape), within=CACHES[0])}
 
 
 OPERATION = _Latent()
+
+
+def _dense(problem: Problem) -> Problem:
+    """The problem of the same sizes whose cache has 16 bits, and whose keys a block table finds."""
+    return replace(problem, options=tuple((dict(problem.options) | {"fp8_rows": False, "sparse": False}).items()))
+
+
+def _listed(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The cache as pages of one row, with a block table and lengths, of the rows that lists name."""
+    rows = {name: tensors[name].flatten(0, 1)[:, None] for name in CACHES}
+    count = len(rows[CACHES[0]])
+    table, lengths = torch.zeros_like(tensors[INDICES]), torch.zeros_like(tensors[LENGTHS])
+    for sequence, (listed, length) in enumerate(zip(tensors[INDICES], tensors[LENGTHS].tolist(), strict=True)):
+        seen = listed[:length]
+        seen = seen[(seen >= 0) & (seen < count)]
+        table[sequence, : len(seen)], lengths[sequence] = seen, len(seen)
+    return {**rows, TABLE: table, LENGTHS: lengths}

@@ -16,7 +16,7 @@
 //     cluster_sync   all CTAs' parts are there; then: all have been read
 #include "config.cuh"
 #include "decode/cuda/cluster_parts.cuh"
-#include "latent_ring.cuh"
+#include "latent_scores.cuh"
 #include "passed_softmax.cuh"
 #include "pipeline/roles.cuh"
 
@@ -32,7 +32,7 @@ using KVTile = SwizzledPanels<block_n, head_dim>;
 using PTile = SwizzledPanels<rows, block_n>;
 using Softmax = PassedSoftmax<rows>;
 using Share = Registers<groups, 1>;
-using Ring = LatentRing<KVTile, dtype, 2>;
+using Ring = LatentRing<KVTile, dtype, head_dim <= 192 ? 6 : 2>;
 
 using CtaPart = PartOfRows<rows, head_dim_v, 8>;
 static_assert(sizeof(CtaPart) <= sizeof(Ring::block), "it takes the place of blocks");
@@ -99,13 +99,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     auto at = ring.consumer();
 
     // S = Q K^T of this group's block
-    auto start_scores = [&](const Ring::State &at) {
-#pragma unroll
-        for (int panel = 0; panel < KVTile::panels; ++panel) {
-            ring.wait(at, panel);
-            start_product<dtype, 64>(s, panel_of(q_operand, panel), panel_of(k_operand.after(at.stage), panel), panel > 0);
-        }
-    };
+    auto start_scores = [&](const Ring::State &at) { ::start_scores<dtype>(s, q_operand, k_operand, ring, at); };
     // Its P, for both groups. Returns by what O is yet to be multiplied.
     auto pass = [&](int first, const Ring::State &at) {
         if (first + block_n > min(seen[0], seen[1])) softmax.hide(s, first, seen);

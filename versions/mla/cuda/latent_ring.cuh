@@ -8,12 +8,12 @@
 struct CacheMap { TensorMapBytes cache; };
 
 // Each panel of a block has a barrier: what is multiplied with the first columns need not wait for the last ones. Of two
-// groups of warps, each reads one half of V, 256 columns. It releases that half when P V is done, as all products S = Q K^T
+// groups of warps, each reads one half of V's columns. It releases that half when P V is done, as all products S = Q K^T
 // of the block are done before. What V does not have goes with the second half.
 template <class Tile, class T, int stages>
 struct alignas(1024) LatentRing {
-    static_assert(Tile::panels == 9, "the halves of V are 4 panels each");
     using State = PipelineState<stages>;
+    static constexpr int half = config::head_dim_v / 128;  // of V, in panels
     static constexpr int box_rows = rows_of_box<Tile::rows>(), boxes = Tile::rows / box_rows;
     static_assert(box_rows % 8 == 0 && Tile::rows % box_rows == 0, "a box has whole swizzle patterns");
 
@@ -64,7 +64,7 @@ struct alignas(1024) LatentRing {
         T *to = block[at.stage] + Tile::step(lane_index() * box_rows, 0);
 #pragma unroll
         for (int panel = 0; panel < Tile::panels; ++panel) {
-            if (panel % 4 == 0 && panel < 8) empty[at.stage][panel / 4].wait(at.parity);
+            if (panel % half == 0 && panel < 2 * half) empty[at.stage][panel / half].wait(at.parity);
             Mbarrier &comes = full[at.stage][panel];
             if (lane_index() == 0) comes.arrive_expecting(Tile::rows * 64 * sizeof(T));
             if (lane_index() < boxes)

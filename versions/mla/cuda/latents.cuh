@@ -8,15 +8,15 @@
 constexpr float lse_of_no_key = INFINITY;  // as FlashMLA writes it
 
 // The CTA's tile of rows is blockIdx.x.
-template <int rows, int block_n, bool causal>
+template <int rows, int block_n, bool causal, class Params = CacheParams>
 struct LatentPart {
-    const CacheParams &params;
+    const Params &params;
     PackedRows<rows> tile;
     int number, all_keys;  // among all parts; of the sequence
     int begin, end;        // keys of the part that any row sees
 
     // Part `number_` of all has blocks from `first_block` to before `next_block` of a sequence.
-    __device__ LatentPart(const CacheParams &params_, int sequence, int head_k, int number_, int first_block, int next_block)
+    __device__ LatentPart(const Params &params_, int sequence, int head_k, int number_, int first_block, int next_block)
         : params(params_),
           tile{params, int(blockIdx.x), head_k, sequence},
           number(number_),
@@ -25,7 +25,7 @@ struct LatentPart {
           end(min(tile.template keys_seen<causal>(all_keys), next_block * block_n)) {}
 
     // One of num_splits of each sequence. Head of K and split: blockIdx.y; sequence: blockIdx.z.
-    __device__ explicit LatentPart(const CacheParams &params)
+    __device__ explicit LatentPart(const Params &params)
         : LatentPart(params, blockIdx.z, blockIdx.y % params.num_heads_k, split(params) * params.batch + blockIdx.z,
                      params.first_block(blocks(params), split(params)),
                      params.first_block(blocks(params), split(params) + 1)) {}
@@ -98,8 +98,8 @@ struct LatentPart {
     }
 
   private:
-    __device__ static int split(const CacheParams &params) { return blockIdx.y / params.num_heads_k; }
-    __device__ static int blocks(const CacheParams &params) {
+    __device__ static int split(const Params &params) { return blockIdx.y / params.num_heads_k; }
+    __device__ static int blocks(const Params &params) {
         return (params.keys_of(blockIdx.z) + block_n - 1) / block_n;
     }
 

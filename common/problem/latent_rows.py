@@ -1,0 +1,34 @@
+"""Rows of 656 bytes that a cache of latents may have: FlashMLA's.
+
+512 e4m3, four fp32 scales, each of 128 of these, and the 64 columns that are K's alone, in bf16. An 8-bit number means
+itself times its scale, rounded to bf16.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flashladder.common.problem.fp8 import FP8, LARGEST, quantised
+
+LATENT, ROTATED, GROUP = 512, 64, 128  # columns: in 8 bits, in 16 bits, of one scale
+ROW_BYTES = LATENT + LATENT // GROUP * 4 + 2 * ROTATED
+DTYPES = (torch.uint8, torch.int8, FP8)  # that a tensor of such rows may have
+
+
+def to_bytes(latent: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
+    """(..., 512) and (..., 64) as (..., 656), uint8. A scale is that of the largest of its numbers, or 1 of zeros."""
+    groups = latent.float().unflatten(-1, (-1, GROUP))
+    largest = groups.abs().amax(-1)
+    scales = torch.where(largest == 0, 1.0, (largest / LARGEST).clamp(min=torch.finfo(torch.float32).tiny))
+    numbers = quantised(groups, scales).flatten(-2)
+    parts = (numbers, scales, rotated.to(torch.bfloat16))
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)
+
+
+def to_numbers(rows: torch.Tensor) -> torch.Tensor:
+    """What rows (..., 656) mean: (..., 576), bf16."""
+    of_scales = ROW_BYTES - LATENT - 2 * ROTATED
+    parts = rows.view(torch.uint8).split((LATENT, of_scales, 2 * ROTATED), -1)
+    numbers, scales, rotated = (part.contiguous() for part in parts)
+    groups = numbers.view(FP8).float().unflatten(-1, (-1, GROUP)) * scales.view(torch.float32)[..., None]
+    return torch.cat((groups.flatten(-2).bfloat16(), rotated.view(torch.bfloat16)), -1)
