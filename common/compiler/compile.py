@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -143,7 +144,8 @@ def build(
     on_ptx: OnPtx | None = None,
     on_error: Literal["raise", "return"] = "raise",
 ) -> list[Artifact] | list[Artifact | BuildError]:
-    """The artifacts of the requests, in order; what the cache lacks is compiled, on every core.
+    """The artifacts of the requests, in order; what the cache lacks is compiled, on every core, by ptxas alone where
+    the cache has what `translate` makes.
 
     A request that fails does not stop the others. Its BuildError is raised at the end, or returned in its place.
     `on_ptx` is called as soon as a request's PTX is there, from the cache or by nvcc; meanwhile ptxas goes on. The
@@ -296,7 +298,11 @@ def _compile_batch(
             folder.mkdir()
             (folder / artifacts.HEADER).write_text(request.config.header())
             write_options(folder / OPTIONS, _preprocessed(request))
-        (temporary / "build.ninja").write_text(_ninja_file(by_name, _plain(compiler, temporary), last))
+            if last == artifacts.CUBIN and artifacts.has_whole_ptx(kept := _place_of_ptx(request, sources, compiler)):
+                for file in (DEPENDENCIES, artifacts.LOG, artifacts.PTX):
+                    shutil.copyfile(kept / file, folder / file)
+                listener.ended(request, folder / artifacts.PTX)
+        (temporary / "build.ninja").write_text(_ninja_file(by_name, temporary, compiler, last))
         output = run_ninja(temporary, lambda edge: listener.ended(by_name[Path(edge).parent.name], temporary / edge))
         seconds = _compile_seconds(temporary / ".ninja_log", last)
         now = Sources()
@@ -323,12 +329,15 @@ def _plain(compiler: Toolchain, folder: Path) -> Toolchain:
     return replace(compiler, nvcc=nvcc, ptxas=ptxas, host_compiler=host_compiler)
 
 
-def _ninja_file(batch: dict[str, BuildRequest], compiler: Toolchain, last: str) -> str:
-    """Two edges for each configuration, by its folder: nvcc makes PTX of the kernel, and ptxas a cubin if wanted."""
-    lines = [RULES]
+def _ninja_file(batch: dict[str, BuildRequest], temporary: Path, compiler: Toolchain, last: str) -> str:
+    """Two edges for each configuration, by its folder: nvcc makes PTX of the kernel, where it lies not there already,
+    and ptxas a cubin if wanted."""
+    lines, compiler = [RULES], _plain(compiler, temporary)
     for name, request in batch.items():
         ptx, cubin = f"{name}/{artifacts.PTX}", f"{name}/{artifacts.CUBIN}"
-        edges = {f"{ptx}: nvcc": _nvcc(request, compiler), f"{cubin}: ptxas {ptx}": ptxas_command(request, compiler)}
+        edges = {f"{cubin}: ptxas {ptx}": ptxas_command(request, compiler)}
+        if not (temporary / ptx).exists():
+            edges[f"{ptx}: nvcc"] = _nvcc(request, compiler)
         for edge, words in edges.items():
             lines += [f"build {edge}", f"  folder = {name}", f"  line = {shlex.join(words)}"]
         lines.append(f"default {name}/{last}")

@@ -75,8 +75,8 @@ def test_ptx_is_told_of_while_ptxas_goes_on(tmp_path):
     assert told == [(request, artifact.ptx.read_text(), artifact.launch)] * 2
 
 
-def test_what_the_emulator_runs_is_had_without_ptxas(tmp_path, cache):
-    """It is the same PTX, and an artifact that is there already has it."""
+def test_what_the_emulator_runs_is_had_without_ptxas(tmp_path, cache, monkeypatch):
+    """It is the same PTX: ptxas goes on from it, and an artifact that is there already has it."""
     version = make_rung(tmp_path)
     asked = version, version.config(), ARCH
     assert translated(*asked) is None
@@ -84,8 +84,14 @@ def test_what_the_emulator_runs_is_had_without_ptxas(tmp_path, cache):
     assert module == translated(*asked)
     assert {"kernel.ptx", "kernel.cubin"}.intersection(folders(module.directory)) == {"kernel.ptx"}
     assert folders(cache / "artifacts") == []
-    artifact = build_one(*asked)
+    told = []
+    with monkeypatch.context() as without_nvcc:
+        without_nvcc.setattr(build_module, "_nvcc", None)
+        (artifact,) = build([BuildRequest(*asked)], on_ptx=lambda _, ptx: told.append(ptx.launch))
     assert (artifact.ptx.read_text(), artifact.launch) == (module.ptx.read_text(), module.launch)
+    assert told == [module.launch]
+    assert artifact.log.read_text().startswith((module.directory / "build.log").read_text())
+    assert "ptxas info" in artifact.log.read_text()
     assert translate(*asked).directory == artifact.directory
 
 
