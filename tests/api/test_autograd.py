@@ -116,6 +116,7 @@ def test_a_gradient_at_any_address(device, monkeypatch):
     assert device == "cpu" or all(map(torch.equal, *found))
 
 
+@pytest.mark.slow
 def test_gradients_of_several_directions(device):
     """torch then has one tensor stand for several, which has no memory."""
     _, tensors, (q, k, v) = drawn(device)

@@ -69,6 +69,7 @@ def test_both_passes(sizes, in_pieces):
     assert all(map(torch.equal, in_pieces(call), call()))
 
 
+@pytest.mark.slow
 def test_packed_sequences(in_pieces):
     """Of which some have no rows or no keys; behind the last one are rows of none."""
     q, k, sinks = normal(11, 4, 64), normal(10, 2, 64, seed=1), torch.rand(4)

@@ -73,6 +73,7 @@ def test_fp16_trains_under_loss_scaling():
         assert (given.double() / 2**14 - expected).abs().max() <= 0.01 * expected.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_two_processes_train_as_one(device, tmp_path):
     """DistributedDataParallel: each has half of a batch, and both come to the gradients of the whole."""

@@ -180,6 +180,7 @@ def test_about_ten_rungs_of_each_ladder_are_on_its_page_or_the_readme(ladder):
         assert re.search(rf"^\| \[\S+ {re.escape(title)}\]\(\S+\) \|.* {re.escape(milestone)} \|$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_check_says_what_is_out_of_date_and_changes_nothing(everything, run):
     readme, chart = everything.parent / "README.md", everything / "ladder_h100.svg"
     code, out, _ = run("--check")

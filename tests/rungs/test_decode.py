@@ -16,6 +16,7 @@ from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem, operation_named
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.rung_table import mostly_slow
 
 NAME = "decode"
 RUNGS = [rung for rung in catalog.versions(ladder=NAME) if "fp8_cache" not in rung.choices]
@@ -71,6 +72,7 @@ def able(option):
 # Rungs
 
 
+@pytest.mark.parametrize("version", mostly_slow(RUNGS))
 def test_any_lengths(version):
     """NaN beyond each length, in the guards and between padded rows are never seen."""
     tensors = emulated(version, problem(layout="padded"), make=build_one)

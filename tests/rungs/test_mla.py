@@ -14,6 +14,7 @@ from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.rung_table import mostly_slow
 from flashladder.versions.references.py_mla.layer import LatentAttention, latent_attention
 
 NAME = "mla"
@@ -55,6 +56,7 @@ def version(request):
     return request.param
 
 
+@pytest.mark.parametrize("version", mostly_slow(RUNGS))
 def test_any_lengths(version):
     """NaN beyond each length, in pages of no sequence and in the guards are never seen."""
     tensors = emulated(version, problem(), make=build_one)

@@ -21,6 +21,7 @@ from flashladder.tests.support.rung_table import (
     default_kind,
     emulated,
     masked,
+    mostly_slow,
     tile_of,
 )
 
@@ -33,7 +34,7 @@ def as_first_tested(rung):
     return problem, tile_of(rung.config_for(problem))
 
 
-@EACH
+@pytest.mark.parametrize("rung", mostly_slow(RUNGS))
 def test_default(rung):
     problem, tile = as_first_tested(rung)
     emulated(rung, problem, **tile)

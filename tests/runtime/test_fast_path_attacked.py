@@ -25,6 +25,7 @@ def attacked(built, **environment):
     assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["survived"]), ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 def test_it_survives_and_drops_what_it_took():
     attacked(library.build_extension(fast_path.SOURCE))
 

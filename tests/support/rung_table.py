@@ -7,6 +7,8 @@ import itertools
 import math
 import random
 
+import pytest
+
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one, translate
 from flashladder.common.errors import ConfigError
@@ -41,6 +43,14 @@ BOUNDARIES = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 150)
 def id_of(rung):
     """In a test's name."""
     return rung.address
+
+
+def mostly_slow(rungs):
+    """Rungs as a test's parameters: those that calls launch and every third of a ladder are not slow."""
+    launched = [launch.rung for ladder in catalog.ladders() for launch in catalog.ladder_of(ladder).launches]
+    quick = [*map(catalog.find, launched), *(rung for rung in rungs if int(rung.number) % 3 == 0)]
+    marks = {rung: () if rung in quick else pytest.mark.slow for rung in rungs}
+    return [pytest.param(rung, id=rung.name, marks=mark) for rung, mark in marks.items()]
 
 
 def default_kind(rung):

@@ -132,7 +132,12 @@ def test_what_is_refused_runs_on_torchs_and_is_said_once(cpu, recwarn):
 
 @pytest.mark.parametrize(
     ("dropout_p", "packed_by", "head_dim"),
-    [(0.0, "head", 64), (0.0, "row", 80), (0.3, "head", 72), (0.3, "row", 64)],
+    [
+        (0.0, "head", 64),
+        pytest.param(0.0, "row", 80, marks=pytest.mark.slow),
+        pytest.param(0.3, "head", 72, marks=pytest.mark.slow),
+        (0.3, "row", 64),
+    ],
 )
 def test_it_trains(cpu, dropout_p, packed_by, head_dim):
     """As `attention` does, with the same mask after the same seed; gradients are strided as torch expects them."""
