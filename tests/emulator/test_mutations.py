@@ -222,9 +222,14 @@ class Rung:
         known = {name for name in found.keys() - set(redundant) if own[kind_of(name)] <= reported[kind_of(name)]}
         answered = known | weaker.union(name for name, _ in removals)
         asked = {name: each for name, each in found.items() if not is_hint(name) and name not in answered}
-        if few := self.smaller():
-            asked = {name: asked[name] for name in few.missed(asked, (), few.run(self.program)[1])}
+        few, of_few = self.smaller(), None
+        if few:
+            of_few = few.run(self.program)[1]
+            asked = {name: asked[name] for name in few.missed(asked, (), of_few)}
         for lagging in self.schedules():
+            if few and not asked:  # it does not mind who lags
+                few.missed(asked, lagging, of_few)
+                continue
             left = self.missed(asked, lagging, outputs)
             missed += [name for name in left if name in redundant]
             asked = {name: asked[name] for name in left if name not in redundant}
