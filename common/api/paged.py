@@ -36,6 +36,7 @@ def paged_attention(
     sinks: torch.Tensor | None,
     k_descale: Scale,
     v_descale: Scale,
+    num_splits: int,
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O, which is `out` if that is given, and the log-sum-exp, (heads, total_q).
@@ -49,7 +50,8 @@ def paged_attention(
     Nothing of them is read on the host where they are on a GPU, so nothing waits, and a CUDA graph may be replayed with
     others. Kernels read no page and no row outside, whatever they say: a length beyond the table counts as its end, and
     a page that is none as the last one. On the CPU both are refused. What a table has behind a sequence's keys is never
-    read.
+    read. Long keys of few rows are cut into parts, as the lengths of all sequences suggest; with num_splits=1 they are
+    not, and the bits of a row depend on nothing else in the batch.
 
     Raises UnsupportedProblemError for tensors that do not go together, and where a gradient is wanted.
     """
@@ -85,6 +87,7 @@ def paged_attention(
         left,
         None if is_causal else right,
         validate.softcap(softcap),
+        _splits(num_splits),
     )
     o, lse = _attend(rows, None if out is None else _room_for(out, (*q.shape[:2], v.shape[3]), q))
     return o[0], lse[0]
@@ -93,6 +96,14 @@ def paged_attention(
 def _as_int32(value: Any) -> Any:
     """Numbers as kernels read them, by a kernel before them where they are int64."""
     return value.int() if isinstance(value, torch.Tensor) and value.dtype == torch.int64 else value
+
+
+def _splits(num_splits: int) -> int:
+    if validate.surely((found := validate.whole("num_splits", num_splits)) not in (0, 1)):
+        raise UnsupportedProblemError(
+            f"num_splits={found} with a block_table: 1 cuts no keys, and 0 as many as the lengths suggest, on the GPU"
+        )
+    return found
 
 
 def _lengths(
@@ -140,6 +151,7 @@ class Rows(Flat):
     window_left: int | None = None
     window_right: int | None = None
     softcap: float = 0.0
+    num_splits: int = 0
 
     @property
     def problem(self) -> Problem:
@@ -147,7 +159,7 @@ class Rows(Flat):
         num_pages, page_size = self.k_cache.shape[:2]
         batch, max_pages = self.block_table.shape
         pages = {"packed_q": True, "paged": True, "page_size": max(1, page_size), "num_pages": num_pages}
-        options = pages | scales_of(self.k_descale)
+        options = {**pages, "num_splits": self.num_splits, **scales_of(self.k_descale)}
         return problem_of(
             self.q,
             self.k_cache,

@@ -79,8 +79,17 @@ def num_splits(problem: Problem) -> int:
 
 
 def target_parts(problem: Problem) -> int:
-    """Into how many parts the keys of all sequences are to be cut, where a longer one has more; 0: num_splits each."""
-    return 0 if problem.num_splits else max(1, TARGET_CTAS // tiles(problem))
+    """Into how many parts the keys of all sequences are to be cut, where a longer one has more; 0: num_splits each.
+
+    Of packed rows, parts of all their tiles, whose number the host does not know: for two CTAs an SM, or fewer where
+    there is room for few keys.
+    """
+    if problem.num_splits:
+        return 0
+    if problem.packed_q:
+        most = problem.batch * -(-problem.seqlen_k // (2 * FEW_KEYS))
+        return min(most, max(1, 2 * TARGET_CTAS // problem.num_heads_k)) if most > problem.batch else 0
+    return max(1, TARGET_CTAS // tiles(problem))
 
 
 def num_parts(problem: Problem) -> int:

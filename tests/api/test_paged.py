@@ -202,6 +202,8 @@ REFUSED = {
     "seqused_k is given, but no block_table": {"block_table": None, "seqused_k": int32((4,))},
     "k_descale is given, but no block_table": {"block_table": None, "k_descale": 0.5},
     "v_descale is given, but k_cache is torch.bfloat16": {"v_descale": 0.5},
+    "num_splits=3 with a block_table": {"num_splits": 3},
+    "num_splits is given, but no block_table": {"block_table": None, "num_splits": 1},
     "out is given, but no block_table": {"block_table": None, "out": drawn(4, 1, 64)},
     "cu_seqlens_k is None, but no block_table is given": {"block_table": None, "cu_seqlens_k": None},
 }
@@ -288,6 +290,36 @@ def test_a_gpu_never_waits_and_a_graph_serves_other_lengths():
             q, *(x[kept] for x in together), int32(ROWS, "cuda"), its_ends, **room, **options
         )
         require_close((out, lse), expected[:2])
+
+
+@pytest.mark.gpu
+def test_a_graph_cuts_long_keys_as_their_lengths_suggest():
+    """Captured with short ones; against keys that are not cut. A step leaves nothing to the next one."""
+    room, heads = 8192, {"block_table": None, "causal": True, "return_attn_probs": True}
+    pages = drawn(2, 5 * room // 64, 64, HEADS_K, COLUMNS, device="cuda")
+    heads["block_table"] = torch.randperm(len(pages[0])).view(5, -1).int().cuda()
+    q, starts, lengths = drawn(30, HEADS, COLUMNS, device="cuda"), int32(range(6), "cuda"), int32([1] * 5, "cuda")
+
+    def step(num_splits=0):
+        return flashladder.flash_attn_varlen_func(
+            q, *pages, starts, None, 30, room, seqused_k=lengths, num_splits=num_splits, **heads
+        )[:2]
+
+    for _ in range(3):
+        step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for rows, keys in (
+        ((0, 1, 2, 3, 4, 5), (8192, 1, 0, 700, 4096)),
+        ((0, 4, 8, 12, 16, 20), (8192,) * 5),
+        ((0, 25, 26, 27, 28, 30), (300, 8000, 5, 77, 2000)),
+        ((0, 1, 2, 3, 4, 5), (9, 8, 7, 6, 8192)),
+    ):
+        starts.copy_(int32(rows)), lengths.copy_(int32(keys))
+        for _ in range(2):
+            graph.replay()
+            require_close(found, step(num_splits=1))
 
 
 @pytest.mark.gpu

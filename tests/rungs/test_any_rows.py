@@ -21,6 +21,7 @@ ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 ROWS, KEYS = (70, 0, 3, 33, 1, 9), (70, 40, 0, 200, 129, 4)
 WRONG = ((0, 200, 300), (-64, 20, 60), (0, 50, 20), (2**31 - 1, -(2**31), 5), (60, 60, 60))
 KINDS_OF_SCALES = ("tensor_scales", "page_scales")
+OPTIONS = ("fp8_cache", *KINDS_OF_SCALES, "num_splits")
 ALL = {"window_left": 60, "softcap": 20.0, "alibi": True, "sinks": True}
 
 
@@ -28,7 +29,7 @@ def problem(rows=ROWS, keys=KEYS, page_size=16, **values):
     """Few heads of few columns, of which two share one of K and V."""
     usual = {"num_heads": 4, "num_heads_k": 2, "head_dim": 64, "causal": True, "layout": "padded"}
     options = {"packed_q": True, "paged": page_size > 0, **({"page_size": page_size} if page_size else {})}
-    options |= {name: values.pop(name) for name in ("fp8_cache", *KINDS_OF_SCALES) if name in values}
+    options |= {name: values.pop(name) for name in OPTIONS if name in values}
     return Problem(operation="decode", seqlens_q=rows, seqlens_k=keys, options=options, **(usual | values))
 
 
@@ -62,6 +63,29 @@ def test_rows_of_many_sequences():
 def test_the_same_by_warpgroups():
     """A tile of two warpgroups, of which one has rows that see other blocks, or none."""
     emulated(problem(), rung=BY_WARPGROUPS, make=build_one)
+
+
+PARTS = {
+    "few rows": {},
+    "all that rows see": ALL | {"window_left": 300},
+    "fewer columns": {"head_dim": 96, "head_dim_v": 40},
+    "8 bits": {"fp8_cache": True, "page_scales": True},
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_long_keys_are_cut_into_parts(kind, rung):
+    """Those of a token, of a draft, and of rows of two tiles; what each tile comes to is of all its parts."""
+    task = problem((1, 3, 0, 33, 2), (700, 333, 50, 90, 0), **PARTS[kind])
+    if rung.takes(task):
+        emulated(task, rung=rung)
+
+
+def test_tiles_with_fewer_blocks_than_parts(rung):
+    """The first rows of a prompt, whose table has room for many keys."""
+    tensors = emulated(problem((300,), (300,), num_heads=1, num_heads_k=1, seqlen_k=4096), rung=rung)
+    whole = problem((300,), (300,), num_heads=1, num_heads_k=1, seqlen_k=4096, num_splits=1)
+    assert not torch.equal(run(whole, make_inputs(whole), rung).o, tensors.o)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("", id="heads"), *KINDS_OF_SCALES])
@@ -225,8 +249,8 @@ def test_entries_behind_the_keys_are_never_read(rung):
 
 @pytest.mark.parametrize("bounds", [{}, ALL], ids=["plain", "all"])
 def test_bits_do_not_depend_on_the_rest_of_the_batch(bounds, rung):
-    """Nor on the place among its rows."""
-    bounds = {**bounds, "alibi": False}
+    """Nor on the place among its rows, where no keys are cut."""
+    bounds = {**bounds, "alibi": False, "num_splits": 1}
     task, alone = (problem(*lengths, **bounds) for lengths in (((17, 50, 1), (130, 200, 77)), ((50,), (200,))))
     others, tensors = make_inputs(task), make_inputs(alone)
     for name in ("q", *(("sinks",) if bounds.get("sinks") else ())):

@@ -122,6 +122,7 @@ def flash_attn_varlen_func(
     s_aux: torch.Tensor | None = None,
     k_descale: torch.Tensor | float | None = None,
     v_descale: torch.Tensor | float | None = None,
+    num_splits: int = 0,
     out: torch.Tensor | None = None,
 ) -> _Result:
     """`packed_attention` under flash-attn's name: q is (total_q, heads, head_dim), k and v have total_k and heads_k.
@@ -135,10 +136,12 @@ def flash_attn_varlen_func(
     last sequence, and those that see no key, have O = 0 and a log-sum-exp of -inf, or the sink. Entries of the table
     behind a sequence's keys are never read. A length beyond the table counts as its end, and a page that is none as the
     last one; on the CPU both are refused. There is no dropout then, and no gradient. Pages may be 8-bit floats, with
-    k_descale and v_descale as `flash_attn_with_kvcache` takes them, and a head_dim that is a multiple of 16.
+    k_descale and v_descale as `flash_attn_with_kvcache` takes them, and a head_dim that is a multiple of 16. Long keys
+    of few rows are cut into parts that are computed at the same time. With num_splits=1 none are, and a row's bits
+    depend on nothing else in the batch.
 
-    Raises UnsupportedProblemError for seqused_k, scales and `out` without a block_table, and what `packed_attention`
-    refuses.
+    Raises UnsupportedProblemError for seqused_k, scales, num_splits and `out` without a block_table, and what
+    `packed_attention` refuses.
     """
     q, k, v = validate.tensors(q=q, k=k, v=v)
     causal, return_lse = validate.flag("causal", causal), validate.flag("return_attn_probs", return_attn_probs)
@@ -167,11 +170,12 @@ def flash_attn_varlen_func(
             sinks=s_aux,
             k_descale=k_descale,
             v_descale=v_descale,
+            num_splits=num_splits,
             out=out,
         )
         return _returned(result) if return_lse else result[0]
     of_pages = {"seqused_k": seqused_k, "k_descale": k_descale, "v_descale": v_descale, "out": out}
-    for name, value in of_pages.items():
+    for name, value in {**of_pages, "num_splits": num_splits or None}.items():
         if value is not None:
             raise UnsupportedProblemError(f"{name} is given, but no block_table: without pages kernels take none")
     if cu_seqlens_k is None:

@@ -2,8 +2,8 @@
 // tile of packed rows of one sequence, which it finds on the GPU. Its warps have rows of their own, 16 each, and share a
 // ring of blocks of keys, of which each warp looks up and copies a part.
 #include "config.cuh"
+#include "row_parts.cuh"
 #include "row_products.cuh"
-#include "row_tiles.cuh"
 #include "epilogue/store.cuh"
 #include "warp_copy.cuh"
 
@@ -20,26 +20,28 @@ using KVTile = Products::Tile;
 
 constexpr int stage_size = 2 * KVTile::size;  // K and V
 constexpr int stage_bytes = stage_size * sizeof(Element) + Products::scales_bytes;
-constexpr Launch tiles{num_threads, QTile::size * sizeof(dtype) + num_stages * stage_bytes, block_m, block_n};
-FLASHLADDER_KERNEL(attention_decode, RowParams,
-                   packed_q ? tiles.over("packed_rows // block_m + batch + 1", "num_heads_k", "1")
-                            : tiles.over("cdiv(packed_rows, block_m)", "num_heads_k", "batch"));
+constexpr int shared_bytes = QTile::size * sizeof(dtype) + num_stages * stage_bytes;
+FLASHLADDER_KERNEL(attention_decode, RowParams, Launch{num_threads, shared_bytes, block_m, block_n}.over(FLASHLADDER_ROW_TILES));
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
-    attention_decode(const __grid_constant__ RowParams params) {
+    attention_decode(const __grid_constant__ RowParams params, const __grid_constant__ RowParts parts) {
     extern __shared__ __align__(128) char shared[];
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     Element *ring = reinterpret_cast<Element *>(shared_q + QTile::size);
 
     const int warp = uniform_warp_index();
-    const int number = gridDim.x - 1 - blockIdx.x, head_k = blockIdx.y;  // later rows see more keys: they start first
-    const TilePlace at = place_of<block_m>(params, number);
+    const int head_k = blockIdx.y;
+    const RowWork work = find_work<block_m, block_n>(params, blockIdx.x);
+    const TilePlace &at = work.at;
     const RowTile<block_m> tile{params, at, head_k};
     if (!tile.has(0)) return;  // a number of no tile
     const RowTile<rows> own{params, at, head_k, warp, num_warps};
     const SeenKeys seen{params, tile, at.keys};
     const SeenKeys own_seen{params, own, at.keys};
-    const int first_seen = seen.first(0), begin = first_seen / block_n * block_n, end = seen.end(tile.last());
+    const int first_seen = seen.first(0), first_block = first_seen / block_n;
+    const int all = seen.end(tile.last()), blocks_end = (all + block_n - 1) / block_n;
+    const int begin = work.first_block(first_block, blocks_end) * block_n;
+    const int end = min(all, work.first_block(first_block, blocks_end, 1) * block_n);
     const int own_begin = own_seen.first(0), own_end = own.has(0) ? own_seen.end(own.last()) : 0;
 
     const TensorStride at_k = params.k_cache_stride, at_v = params.v_cache_stride;
@@ -110,9 +112,18 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         softmax.update(s, o);
         products.add(o, s, step % num_stages);
     }
+    products.scale_sum(o);
+
+    if (work.parts > 1) {
+        const PartOfTile<block_m, head_dim> part{params, work, head_k};
+        if (own.has(0))
+            part.put(parts, work.part, warp_row, softmax, o, [&](int h, float *row) { Products::put(o, h, row); });
+        if (!is_last_of(work.parts, parts.arrived + part.first / block_m)) return;
+        part.combine(params, parts, work.parts, tile, num_threads, [&](int col) { return columns_v.has(col); });
+        return;
+    }
     if (!own.has(0)) return;
 
-    products.scale_sum(o);
     finish_rows(params, own, softmax, o);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.

@@ -1,11 +1,16 @@
-// Any rows, as in rung 15, by Hopper's instructions: TMA brings keys, and warpgroups multiply.
+// Any rows, as in rung 15, by Hopper's instructions: TMA brings keys, and warpgroups multiply. There are as many CTAs as the
+// GPU holds, each of which computes tile after tile.
 //
-//     producer       where the boxes of a block are, and a TMA copy a box and panel, as soon as a tile is empty
+//     copies         a warp: where the boxes of a block are, and a TMA copy a box and panel, as soon as a tile is empty
+//     rows           a warp: the tile that comes next, and its rows of Q
 //     a consumer     64 packed rows: S = Q K^T of a block, beside O += P V of the one before, then its P
-//     all of them    zeros in rows of V that no row of the CTA's tile sees, where a block is cut
+//     all of them    zeros in rows of V that are no keys
+//
+//     work.full      Q and what is to be done are there            work.empty    every consuming warp has stored its O
+//     k, v           a ring of blocks each, as in PageTiles
 #include "30_softmax_under_products/deferred.cuh"
 #include "config.cuh"
-#include "row_tiles.cuh"
+#include "row_parts.cuh"
 #include "page_tiles.cuh"
 #include "epilogue/store.cuh"
 #include "pipeline/roles.cuh"
@@ -16,21 +21,97 @@ using namespace config;
 
 constexpr int rows = 16;  // of a warp
 constexpr int num_consumers = block_m / warpgroup_rows, consumer_warps = block_m / rows;
-using Share = Registers<num_consumers, ctas_per_sm>;
+using Share = Registers<num_consumers, ctas_per_sm, 56>;
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
+using Part = PartOfTile<block_m, head_dim>;
 
+// Tiles of Q, each with the work on it.
+struct RowPipeline : TilePipeline<QTile, dtype, q_stages> {
+    RowWork work[q_stages];
+    int head_k[q_stages];
+};
 struct Shared {
-    alignas(1024) dtype q[QTile::size];
+    RowPipeline q;
     PageTiles<KVTile, dtype, num_stages> k, v;
 };
-constexpr Launch tiles = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
-                             .by_tma("k_cache", rows_of_box<block_n>(), 64, 128)
-                             .by_tma("v_cache", rows_of_box<block_n>(), 64, 128);
 FLASHLADDER_KERNEL(attention_decode, RowParams,
-                   packed_q ? tiles.over("packed_rows // block_m + batch + 1", "num_heads_k", "1")
-                            : tiles.over("cdiv(packed_rows, block_m)", "num_heads_k", "batch"));
+                   Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
+                       .persistent(ctas_per_sm)
+                       .by_tma("k_cache", rows_of_box<block_n>(), 64, 128)
+                       .by_tma("v_cache", rows_of_box<block_n>(), 64, 128)
+                       .over(FLASHLADDER_ROW_TILES));
+
+// The work of this CTA, in turn: visit(work, head_k), by a warp.
+template <class Visit>
+__device__ inline void each_work(const RowParams &params, Visit visit) {
+#pragma unroll 1
+    for (int i = blockIdx.x;; i += gridDim.x) {
+        const RowWork work = find_work<block_m, block_n>(params, i / params.num_heads_k);
+        if (!visit(work, i % params.num_heads_k)) return;
+    }
+}
+
+// The keys that a tile sees: blocks from the last one down, and the first key.
+struct SeenBlocks {
+    int first_seen, lowest, last;
+
+    __device__ SeenBlocks(const RowParams &params, const RowWork &work, int head_k) {
+        const RowTile<block_m> tile{params, work.at, head_k};
+        const SeenKeys seen{params, tile, work.at.keys};
+        first_seen = seen.first(0);
+        const int first = first_seen / block_n, end = (seen.end(tile.last()) + block_n - 1) / block_n;
+        lowest = work.first_block(first, end), last = work.first_block(first, end, 1) - 1;
+    }
+};
+
+__device__ inline void copy_keys(const RowParams &params, const KvMaps &maps, Shared &shared) {
+    auto k_at = shared.k.producer(), v_at = shared.v.producer();
+    each_work(params, [&](const RowWork &work, int head_k) {
+        if (work.at.rows == 0) return false;
+        const SeenBlocks blocks{params, work, head_k};
+        auto find = [&](int j) {  // the lane's box of a block
+            const int key = j * block_n + lane_index() * shared.k.box_rows;
+            return key + shared.k.box_rows <= blocks.first_seen ? KeyPlace{0, 0}
+                                                                : KeyPlace::find(params, work.at.sequence, key, work.at.keys);
+        };
+        KeyPlace place = find(blocks.last);
+        if (blocks.last >= blocks.lowest) shared.k.load_boxes(k_at, maps.k, head_k, place);
+#pragma unroll 1
+        for (int j = blocks.last; j >= blocks.lowest; --j) {
+            const KeyPlace next = j > blocks.lowest ? find(j - 1) : place;
+            if (j > blocks.lowest) shared.k.load_boxes(k_at, maps.k, head_k, next);
+            shared.v.load_boxes(v_at, maps.v, head_k, place);
+            place = next;
+        }
+        return true;
+    });
+}
+
+__device__ inline void copy_rows(const RowParams &params, Shared &shared) {
+    auto at = shared.q.producer();
+    const auto columns = columns_of<narrower>(params);
+    each_work(params, [&](const RowWork &work, int head_k) {
+        const RowTile<block_m> tile{params, work.at, head_k};
+        shared.q.empty[at.stage].wait(at.parity);
+        if (lane_index() == 0) shared.q.work[at.stage] = work, shared.q.head_k[at.stage] = head_k;
+        if (work.at.rows > 0)
+#pragma unroll 1
+            for (int first = 0; first < block_m; first += rows)
+                copy_part_by_warp<QTile, rows>(
+                    shared.q.tiles[at.stage], first,
+                    [&](int r) { return tile.template element<const dtype>(params.q, params.q_stride, first + r); },
+                    [&](int r, int col) { return tile.has(first + r) && columns.has(col); });
+        cp_async_commit();
+        cp_async_wait<0>();
+        fence_proxy_async();  // before wgmma reads Q
+        __syncwarp();
+        shared.q.full[at.stage].arrive_as_warp();
+        at.advance();
+        return work.at.rows > 0;  // the consumers are told of the end too
+    });
+}
 
 // A row may see none of the first keys: m begins with the lowest finite number, which can be subtracted from itself.
 struct RowSoftmax : DeferredSoftmax<rows> {
@@ -41,111 +122,75 @@ struct RowSoftmax : DeferredSoftmax<rows> {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
-    attention_decode(const __grid_constant__ RowParams params, const __grid_constant__ KvMaps maps) {
-    extern __shared__ __align__(1024) char memory[];
-    Shared &shared = *reinterpret_cast<Shared *>(memory);
-
-    const int number = gridDim.x - 1 - blockIdx.x, head_k = blockIdx.y;  // later rows see more keys: they start first
-    const TilePlace at = place_of<block_m>(params, number);
-    const RowTile<block_m> tile{params, at, head_k};
-    if (!tile.has(0)) return;  // a number of no tile
-    const SeenKeys seen{params, tile, at.keys};
-    const int first_seen = seen.first(0), end = seen.end(tile.last());
-    const int lowest = first_seen / block_n, last = (end + block_n - 1) / block_n - 1;  // blocks; from the last one down
-
-    if (threadIdx.x == 0) {
-        shared.k.init(consumer_warps);
-        shared.v.init(consumer_warps);
-        fence_mbarrier_init();
-    }
-    __syncthreads();  // the barriers are made
-
-    if (warpgroup_index() == num_consumers) {
-        release_registers<Share::producer>();
-        if (threadIdx.x % warpgroup_threads >= 32) return;
-        auto find = [&](int j) {  // the lane's box of a block
-            const int key = j * block_n + lane_index() * shared.k.box_rows;
-            return key + shared.k.box_rows <= first_seen ? KeyPlace{0, 0} : KeyPlace::find(params, tile.batch, key, end);
-        };
-        auto k_at = shared.k.producer(), v_at = shared.v.producer();
-        KeyPlace place = find(last);
-        if (last >= lowest) shared.k.load_boxes(k_at, maps.k, head_k, place);
-#pragma unroll 1
-        for (int j = last; j >= lowest; --j) {
-            const KeyPlace next = j > lowest ? find(j - 1) : place;
-            if (j > lowest) shared.k.load_boxes(k_at, maps.k, head_k, next);
-            shared.v.load_boxes(v_at, maps.v, head_k, place);
-            place = next;
-        }
-        return;
-    }
-    take_registers<Share::consumer>();
-
-    const int warp = uniform_warp_index(), group = warp / 4, warp_row = warp * rows;
-    const RowTile<rows> own{params, at, head_k, warp, consumer_warps};
-    const RowTile<warpgroup_rows> of_group{params, at, head_k, group, num_consumers};
-    const SeenKeys own_seen{params, own, at.keys};
-    const SeenKeys group_seen{params, of_group, at.keys};
-    const auto columns = columns_of<narrower>(params), columns_v = columns_of_v<narrower>(params);
-    copy_part_by_warp<QTile, rows>(
-        shared.q, warp_row, [&](int r) { return own.template element<const dtype>(params.q, params.q_stride, r); },
-        [&](int r, int col) { return own.has(r) && columns.has(col); });
-    cp_async_commit();
-    cp_async_wait<0>();
-    fence_proxy_async();                                  // before wgmma reads Q
-    named_barrier_sync(2 + group, warpgroup_threads);  // Q is there for the group
-
-    ByRows<QTile> q;
+// The consumer's place in the rings.
+struct Consumer {
+    const RowParams &params;
+    Shared &shared;
+    int warp, group, warp_row;
+    PipelineState<num_stages> k_at, v_at;
     ByRows<KVTile> k_tiles;
     ByColumns<KVTile> v_tiles;
-    q.start(shared.q, warp_row);
-    k_tiles.start(shared.k.tiles[0]);
-    v_tiles.start(shared.v.tiles[0]);
-    auto k_at = shared.k.consumer(), v_at = shared.v.consumer();
 
-    Accumulator<rows, head_dim> o;
-    o.clear();
-    const Softcap<softcap> score{params};
-    const LaneBias bias{own_seen, score.scale};
-    const LaneSees sees{own_seen};
-    RowSoftmax softmax{score.scale};
+    __device__ Consumer(const RowParams &params_, Shared &shared_)
+        : params(params_), shared(shared_), warp(uniform_warp_index()), group(warp / 4), warp_row(warp * rows),
+          k_at(shared.k.consumer()), v_at(shared.v.consumer()) {
+        k_tiles.start(shared.k.tiles[0]);
+        v_tiles.start(shared.v.tiles[0]);
+    }
+
+    __device__ static void meet() { named_barrier_sync(1, consumer_warps * 32); }
+    __device__ void meet_group() const { named_barrier_sync(2 + group, warpgroup_threads); }
 
     // Waits for V of block j. P is 0 of keys that nobody sees, and 0 * V must be 0.
-    auto wait_for_v = [&](int j) {
+    __device__ void wait_for_v(int j, int first_seen, int keys) {
         shared.v.wait(v_at);
         const int first = j * block_n;
-        if (first >= first_seen && first + block_n <= end) return;
+        if (first >= first_seen && first + block_n <= keys) return;
         for (int r = warp * 4 + lane_index() / 8; r < block_n; r += consumer_warps * 4)
-            if (first + r < first_seen || first + r >= end)
+            if (first + r < first_seen || first + r >= keys)
 #pragma unroll
                 for (int panel = 0; panel < KVTile::cols; panel += 64)
-                    *reinterpret_cast<uint4 *>(shared.v.tiles[v_at.stage] +
-                                               KVTile::offset(r, panel + lane_index() % 8 * 8)) = {};
-        fence_proxy_async();                            // before wgmma reads V
-        named_barrier_sync(1, consumer_warps * 32);  // every consumer has written its zeros
-    };
-    // Blocks of which no row of the group sees a key
-    auto skip = [&](int from, int to) {
+                    *reinterpret_cast<uint4 *>(shared.v.tiles[v_at.stage] + KVTile::offset(r, panel + lane_index() % 8 * 8)) = {};
+        fence_proxy_async();  // before wgmma reads V
+        meet();               // every consumer has written its zeros
+    }
+
+    // O of a tile, not divided yet.
+    __device__ void attend(const RowWork &work, int head_k, const dtype *tile_q, RowSoftmax &softmax, Accumulator<rows, head_dim> &o) {
+        const RowTile<rows> own{params, work.at, head_k, warp, consumer_warps};
+        const RowTile<warpgroup_rows> of_group{params, work.at, head_k, group, num_consumers};
+        const SeenKeys own_seen{params, own, work.at.keys};
+        const SeenKeys group_seen{params, of_group, work.at.keys};
+        const SeenBlocks blocks{params, work, head_k};
+        const int keys = work.at.keys, first_seen = blocks.first_seen, lowest = blocks.lowest, last = blocks.last;
+        const Softcap<softcap> score{params};
+        const LaneBias bias{own_seen, softmax.unit};
+        const LaneSees sees{own_seen};
+        ByRows<QTile> q;
+        q.start(tile_q, warp_row);
+
+        // Blocks of which no row of the group sees a key
+        auto skip = [&](int from, int to) {
 #pragma unroll 1
-        for (int j = from; j > to; --j) {
-            shared.k.wait(k_at);
-            shared.k.release(k_at);
-            wait_for_v(j);
-            shared.v.release(v_at);
-        }
-    };
-    auto bound = [&](Accumulator<rows, block_n> &s, int j) {
-        score.apply(s);
-        bias.add(s, j * block_n);
-        sees.hide(s, j * block_n);
-    };
-    const int group_end = of_group.has(0) ? group_seen.end(of_group.last()) : 0;
-    const int group_lowest = max(lowest, group_seen.first(0) / block_n);
-    int group_last = min(last, (group_end + block_n - 1) / block_n - 1);
-    if (group_last < group_lowest) group_last = lowest - 1;
-    skip(last, group_last);
-    if (group_last >= lowest) {
+            for (int j = from; j > to; --j) {
+                shared.k.wait(k_at);
+                shared.k.release(k_at);
+                wait_for_v(j, first_seen, keys);
+                shared.v.release(v_at);
+            }
+        };
+        auto bound = [&](Accumulator<rows, block_n> &s, int j) {
+            score.apply(s);
+            bias.add(s, j * block_n);
+            sees.hide(s, j * block_n);
+        };
+        const int group_end = of_group.has(0) ? group_seen.end(of_group.last()) : 0;
+        const int group_lowest = max(lowest, group_seen.first(0) / block_n);
+        int group_last = min(last, (group_end + block_n - 1) / block_n - 1);
+        if (group_last < group_lowest) group_last = lowest - 1;
+        skip(last, group_last);
+        if (group_last < lowest) return;
+
         Accumulator<rows, block_n> s;
         shared.k.wait(k_at);
         start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
@@ -159,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
             // S = Q K^T of this block, then O += P V of the one before
             shared.k.wait(k_at);
             start_product<dtype, head_dim>(s, q, k_tiles.after(k_at.stage));
-            wait_for_v(j + 1);
+            wait_for_v(j + 1, first_seen, keys);
             start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
 
             // P = 2^(unit * S - m); O follows the new m as soon as it is at hand
@@ -172,21 +217,80 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
             softmax.rescale(o);
             p = round_to_operand<dtype>(s);
         }
-        wait_for_v(group_lowest);
+        wait_for_v(group_lowest, first_seen, keys);
         start_sum<dtype, block_n>(o, p, v_tiles.after(v_at.stage));
         wait_for(o, p);
-        if constexpr (window) {
-            shared.v.release(v_at);
-            skip(group_lowest - 1, lowest - 1);
-        }
+        shared.v.release(v_at);
+        if constexpr (window) skip(group_lowest - 1, lowest - 1);
     }
-    if (!of_group.has(0)) return;
 
-    finish_rows(params, own, softmax, o);
-    named_barrier_sync(2 + group, warpgroup_threads);  // its warps have read their Q, whose place O takes
-    store_to_shared_hoisted<QTile>(shared.q, warp_row, o);
-    __syncwarp();
-    store_part_by_warp<QTile, rows>(
-        shared.q, warp_row, [&](int r) { return own.template element<dtype>(params.o, params.o_stride, r); },
-        [&](int r, int col) { return own.has(r) && columns_v.has(col); });
+    // A tile's O and log-sum-exps to memory, whose keys are all in it.
+    __device__ void store(const RowWork &work, int head_k, dtype *tile_q, const RowSoftmax &softmax, Accumulator<rows, head_dim> &o) const {
+        const auto columns_v = columns_of_v<narrower>(params);
+        const RowTile<rows> own{params, work.at, head_k, warp, consumer_warps};
+        finish_rows(params, own, softmax, o);
+        meet_group();  // its warps have read their Q, whose place O takes
+        store_to_shared_hoisted<QTile>(tile_q, warp_row, o);
+        __syncwarp();
+        store_part_by_warp<QTile, rows>(
+            tile_q, warp_row, [&](int r) { return own.template element<dtype>(params.o, params.o_stride, r); },
+            [&](int r, int col) { return own.has(r) && columns_v.has(col); });
+    }
+
+    // Those of a part of its keys; and of all, by the CTA that comes last.
+    __device__ void store_part(const RowParts &parts, const RowWork &work, int head_k, const RowSoftmax &softmax,
+                               Accumulator<rows, head_dim> &o) const {
+        const auto columns_v = columns_of_v<narrower>(params);
+        const RowTile<block_m> tile{params, work.at, head_k};
+        const Part part{params, work, head_k};
+        if (tile.has(warp_row))
+            part.put(parts, work.part, warp_row, softmax, o, [&](int h, float *row) { put_two_columns(o, h, row); });
+        if (is_last_of(work.parts, parts.arrived + part.first / block_m, [] { meet(); }))
+            part.combine(params, parts, work.parts, tile, consumer_warps * 32, [&](int col) { return columns_v.has(col); });
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
+    attention_decode(const __grid_constant__ RowParams params, const __grid_constant__ RowParts parts,
+                     const __grid_constant__ KvMaps maps) {
+    extern __shared__ __align__(1024) char memory[];
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+
+    if (threadIdx.x == 0) {
+        shared.q.init(consumer_warps);
+        shared.k.init(consumer_warps);
+        shared.v.init(consumer_warps);
+        fence_mbarrier_init();
+    }
+    __syncthreads();  // the barriers are made
+
+    if (warpgroup_index() == num_consumers) {
+        release_registers<Share::producer>();
+        const int role = uniform_warp_index() % 4;
+        if (role == 0) copy_keys(params, maps, shared);
+        if (role == 1) copy_rows(params, shared);
+        return;
+    }
+    take_registers<Share::consumer>();
+
+    Consumer consumer{params, shared};
+    auto q_at = shared.q.consumer();
+    const float unit = Softcap<softcap>{params}.scale;
+#pragma unroll 1
+    while (true) {
+        shared.q.wait(q_at);
+        const RowWork work = shared.q.work[q_at.stage];
+        if (work.at.rows == 0) return;
+        const int head_k = shared.q.head_k[q_at.stage];
+        Accumulator<rows, head_dim> o;
+        o.clear();
+        RowSoftmax softmax{unit};
+        consumer.attend(work, head_k, shared.q.tiles[q_at.stage], softmax, o);
+        if (work.parts > 1)
+            consumer.store_part(parts, work, head_k, softmax, o);
+        else
+            consumer.store(work, head_k, shared.q.tiles[q_at.stage], softmax, o);
+        __syncwarp();  // its lanes have read what was in Q's place, and the work
+        shared.q.release(q_at);
+    }
 }

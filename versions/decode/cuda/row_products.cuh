@@ -40,6 +40,8 @@ struct RowProducts {
     static __device__ void store(config::dtype *shared, int first, const Accumulator<16, cols> &o) {
         store_to_shared<QTile>(shared, first, o);
     }
+    // The lane's columns of row h.
+    static __device__ void put(const Accumulator<16, cols> &o, int h, float *row) { put_two_columns(o, h, row); }
 };
 
 // An element is a pair of columns.
@@ -93,4 +95,5 @@ struct RowProducts<QTile, block_n, copied, true> {
             each_four_columns(o, h, [&](int col, float4 x) { store_rounded(shared + QTile::offset(row, col), x); });
         });
     }
+    static __device__ void put(const Accumulator<16, cols> &o, int h, float *row) { put_columns(o, h, row); }
 };

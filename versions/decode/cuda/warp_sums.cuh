@@ -3,6 +3,15 @@
 #include "decode_softmax.cuh"
 #include "packed_rows.cuh"
 
+// Writes the lane's columns of row h of O.
+template <int cols>
+__device__ inline void put_two_columns(const Accumulator<16, cols> &o, int h, float *row) {
+#pragma unroll
+    for (int n = 0; n < cols / 8; ++n)
+        *reinterpret_cast<float2 *>(row + n * 8 + accumulator_col()) =
+            make_float2(o.block[0][n][2 * h], o.block[0][n][2 * h + 1]);
+}
+
 template <int warps, int rows, int cols>
 struct WarpSums {
     float m[warps][rows], l[warps][rows];
@@ -20,12 +29,7 @@ struct WarpSums {
         }
     }
     __device__ void put(int warp, const DecodeSoftmax &softmax, const Accumulator<rows, cols> &sum) {
-        put(warp, softmax, [&](int h, float *row) {
-#pragma unroll
-            for (int n = 0; n < cols / 8; ++n)
-                *reinterpret_cast<float2 *>(row + n * 8 + accumulator_col()) =
-                    make_float2(sum.block[0][n][2 * h], sum.block[0][n][2 * h + 1]);
-        });
+        put(warp, softmax, [&](int h, float *row) { put_two_columns(sum, h, row); });
     }
 
     // O of all keys, and the log-sum-exp, in natural logarithms: store(row, first column, four columns of O, lse). A row

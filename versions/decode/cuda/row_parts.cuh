@@ -1,0 +1,181 @@
+// Work on rows of many sequences: tiles of packed rows, and parts of a tile's keys where there are too few tiles. What parts
+// come to lies in memory, and the last CTA of a tile adds it up.
+#pragma once
+#include "arrivals.cuh"
+#include "row_tiles.cuh"
+#include "warp_sums.cuh"
+
+// O of each part, as if there were no other keys, and its log-sum-exp, in log2, tile by tile of one part. Tiles of more parts
+// than one are a part each where these are as many as `target_parts`; as each is cut into one more at most, they are twice as
+// many in all.
+struct RowParts {
+    float *o, *lse;
+    unsigned *arrived;  // CTAs, for each tile, at its first part
+};
+FLASHLADDER_WORKSPACE(partial_o, float, "2 * target_parts * num_heads_k * block_m * head_dim");
+FLASHLADDER_WORKSPACE(partial_lse, float, "2 * target_parts * num_heads_k * block_m");
+FLASHLADDER_COUNTERS(arrived, "2 * target_parts * num_heads_k");
+
+// The number of tiles is at most that of the whole ones, and one for each sequence, and for the rows behind the last one.
+#define FLASHLADDER_ROW_TILES "packed_rows//block_m + batch + 1 + target_parts", "num_heads_k", "1"
+
+struct RowWork {
+    TilePlace at;
+    int part, parts;  // of the tile's keys
+    int slot;         // of the tile's first part, where there are several
+
+    // Of blocks from `first` up to `end` those that the part has.
+    __device__ int first_block(int first, int end, int next = 0) const {
+        return first + static_cast<int>(static_cast<long long>(end - first) * (part + next) / parts);
+    }
+};
+
+// The work with a number, by a warp, whose lanes look at 32 sequences at a time. The last rows of all come first, as they see
+// most keys where a sequence is a prompt, and servers have prompts last; before them those of no sequence, without keys.
+// With target_parts, all keys of all tiles make so many parts. How many a tile has depends on all lengths then; without, it is
+// one.
+template <int block_m, int block_n, class Params>
+__device__ inline RowWork find_work(const Params &params, int number) {
+    struct Lane {
+        Sequence rows;
+        int keys, tiles, blocks;
+    };
+    auto sequence = [&](int i) -> Lane {
+        const int total = params.seqlen_q, b = params.batch - i;
+        if (b < 0) return {Sequence{total, total, total}, 0, 0, 0};
+        const int begin = params.cu_seqlens_q[b];
+        const bool is_rest = b == params.batch;
+        const Sequence rows{begin, is_rest ? total : params.cu_seqlens_q[b + 1], total};
+        const int keys = is_rest ? 0 : params.keys_of(b);
+        int first = 0;  // key that a row sees
+        if constexpr (config::window) first = max(0, keys - rows.length - params.window_left);
+        return {rows, keys, (rows.length * params.group() + block_m - 1) / block_m,
+                (keys + block_n - 1) / block_n - first / block_n};
+    };
+
+    int a_part = INT32_MAX;
+    if (params.target_parts > 0) {
+        long long all = 0, tiles = 0;
+#pragma unroll 2
+        for (int first = 0; first <= params.batch; first += 32) {
+            const Lane lane = sequence(first + lane_index());
+            tiles += lane.tiles, all += static_cast<long long>(lane.tiles) * lane.blocks;
+        }
+        all = (warp_sum(all) + params.target_parts - 1) / params.target_parts;
+        // Sequences that overlap may be more tiles than the grid has room for.
+        const long long most = static_cast<long long>(params.seqlen_q) * params.group() / block_m + params.batch + 1;
+        if (warp_sum(tiles) <= most)
+            a_part = static_cast<int>(min(max(all, 1ll), static_cast<long long>(INT32_MAX)));
+    }
+    int before = 0, slots_before = 0;
+    for (int first = 0; first <= params.batch; first += 32) {
+        const Lane lane = sequence(first + lane_index());
+        const int parts = lane.blocks > a_part ? (lane.blocks + a_part - 1) / a_part : 1;
+        int end = lane.tiles * parts, slots = parts > 1 ? end : 0;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffff, end, step), other_slots = __shfl_up_sync(0xffffffff, slots, step);
+            if (lane_index() >= step) end += other, slots += other_slots;
+        }
+        end += before, slots += slots_before;
+        const int found = __popc(__ballot_sync(0xffffffff, end <= number));  // so many sequences end before
+        if (found < 32) {
+            auto of_found = [&](int x) { return __shfl_sync(0xffffffff, x, found); };
+            const int its_parts = of_found(parts), its_tiles = of_found(lane.tiles);
+            const int own = number - of_found(end) + its_tiles * its_parts, tile = own / its_parts;
+            if (own < 0) return {};  // they overlap, and are too many to be counted
+            return {{min(params.batch - first - found, params.batch - 1), its_tiles - 1 - tile, of_found(lane.rows.begin), of_found(lane.rows.length),
+                     of_found(lane.keys)},
+                    own % its_parts,
+                    its_parts,
+                    of_found(slots) - (its_tiles - tile) * its_parts};
+        }
+        before = __shfl_sync(0xffffffff, end, 31), slots_before = __shfl_sync(0xffffffff, slots, 31);
+    }
+    return {};  // a number of no tile
+}
+
+// What a row comes to: 1 / l, with its sink, and its log-sum-exp in log2. A row that sees no key has 0 and -inf.
+struct RowEnd {
+    float share, lse;
+
+    template <class Params>
+    __device__ RowEnd(const Params &params, int head, float m, float l) : share(l > 0.0f ? 1.0f / l : 0.0f), lse(m + __log2f(l)) {
+        if constexpr (config::sinks) {
+            const auto sink = sink_of(params, head);
+            share *= sink.share(lse);
+            lse = sink.in_log(lse);
+        }
+    }
+};
+
+// O /= l of a warp's rows, with their sinks, and their log-sum-exps to memory.
+template <class Params, class Tile, class Softmax, int cols>
+__device__ inline void finish_rows(const Params &params, const Tile &tile, const Softmax &softmax, Accumulator<16, cols> &o) {
+    each_row([&](int h) {
+        const int i = h * 8 + accumulator_row();
+        const RowEnd end{params, tile.head(i), softmax.m[0][h], quad_sum(softmax.l[0][h])};
+        scale_row(o, h, end.share);
+        if (params.lse != nullptr && lane_index() % 4 == 0 && tile.has(i)) params.lse[tile.in_lse(params, i)] = end.lse * ln_2;
+    });
+}
+
+// The rows of one part of a tile in memory.
+template <int block_m, int cols>
+struct PartOfTile {
+    long long first;  // row, of its tile's first part
+
+    template <class Params>
+    __device__ PartOfTile(const Params &params, const RowWork &work, int head_k)
+        : first((static_cast<long long>(head_k) * 2 * params.target_parts + work.slot) * block_m) {}
+
+    // A warp's rows, from row `at` of the tile on. `put_columns(h, row)` writes the lane's columns of its row h.
+    template <class Softmax, class PutColumns>
+    __device__ void put(const RowParts &parts, int part, int at, const Softmax &softmax, Accumulator<16, cols> &o,
+                        PutColumns put_columns) const {
+        each_row([&](int h) {
+            const long long row = first + part * block_m + at + h * 8 + accumulator_row();
+            const float sum = quad_sum(softmax.l[0][h]);
+            scale_row(o, h, sum > 0.0f ? 1.0f / sum : 0.0f);
+            if (lane_index() % 4 == 0) parts.lse[row] = softmax.m[0][h] + __log2f(sum);
+            put_columns(h, parts.o + row * cols);
+        });
+    }
+
+    // O of the tile's rows from all parts, four columns a thread: added up in their order, whichever was ready first.
+    template <class Params, class Tile, class Has>
+    __device__ void combine(const Params &params, const RowParts &parts, int count, const Tile &tile, int threads, Has has) const {
+        constexpr int at_once = 8, chunks = cols / 4;
+        for (int i = threadIdx.x; i < (tile.last() + 1) * chunks; i += threads) {
+            const int row = i / chunks, col = i % chunks * 4;
+            float m = -3.0e38f, l = 0.0f;
+            float4 o = {};
+            for (int part = 0; part < count; part += at_once) {
+                float lse[at_once], highest = m;
+                float4 of_part[at_once];
+#pragma unroll
+                for (int p = 0; p < at_once; ++p) {
+                    const long long at = first + min(part + p, count - 1) * block_m + row;
+                    lse[p] = part + p < count ? parts.lse[at] : -INFINITY;
+                    of_part[p] = *reinterpret_cast<const float4 *>(parts.o + at * cols + col);
+                }
+#pragma unroll
+                for (int p = 0; p < at_once; ++p) highest = fmaxf(highest, lse[p]);
+                auto weigh = [&](float factor, float4 x, float weight) {
+                    o.x = o.x * factor + x.x * weight, o.y = o.y * factor + x.y * weight;
+                    o.z = o.z * factor + x.z * weight, o.w = o.w * factor + x.w * weight;
+                    l = l * factor + weight;
+                };
+                weigh(exp2_approx(m - highest), {}, 0.0f);
+#pragma unroll
+                for (int p = 0; p < at_once; ++p) weigh(1.0f, of_part[p], exp2_approx(lse[p] - highest));
+                m = highest;
+            }
+            const RowEnd end{params, tile.head(row), m, l};
+            if (has(col))
+                store_rounded(tile.template element<config::dtype>(params.o, params.o_stride, row) + col,
+                              make_float4(o.x * end.share, o.y * end.share, o.z * end.share, o.w * end.share));
+            if (params.lse != nullptr && col == 0) params.lse[tile.in_lse(params, row)] = end.lse * ln_2;
+        }
+    }
+};
