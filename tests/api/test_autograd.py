@@ -137,7 +137,7 @@ def test_gradients_of_several_directions(device):
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_row_without_keys_adds_nothing_to_the_gradient_of_sinks(packed, device):
     """Its O is 0, whatever its dO says. The log-sum-exp is the sink."""
     _, tensors, inputs = drawn(device, seqlen_k=8)

@@ -31,7 +31,8 @@ def unit(x, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rung", RUNGS, ids=id_of)
 def test_rows_that_see_few_keys(rung, dtype, dropout_p):
-    problem = Problem(batch=2, num_heads=2, seqlen_q=SEQLEN, head_dim=64, dtype=dtype, causal=True, dropout_p=dropout_p)
+    """They are the first ones of the first tile, which has at most 128."""
+    problem = Problem(batch=2, num_heads=2, seqlen_q=128, head_dim=64, dtype=dtype, causal=True, dropout_p=dropout_p)
     o, exact = outputs(rung, problem, make_inputs(problem))
     error = (o - exact).abs() / unit(exact, DTYPES[dtype])
     assert error[:, 0].max() <= 0.501

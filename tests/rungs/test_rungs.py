@@ -48,7 +48,7 @@ def test_default_has_no_spills(rung):
     built(rung, problem, build_one, **tile)
 
 
-@cases(LAUNCHED, quick=(catalog.find("24"), catalog.find("48")))
+@cases(LAUNCHED, quick=(catalog.find("48"),))
 def test_what_attention_launches(check, rung):
     check(rung)
 

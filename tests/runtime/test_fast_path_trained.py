@@ -31,7 +31,8 @@ def asked(monkeypatch):
 @pytest.mark.parametrize(
     ("card", "columns", "is_copied"),
     [
-        *(("h100", columns, False) for columns in ((40, 40), (160, 160), (192, 192), (192, 128))),
+        ("h100", (40, 40), False),
+        *(pytest.param("h100", each, False, marks=pytest.mark.slow) for each in ((160, 160), (192, 192), (192, 128))),
         *(("a100", columns, True) for columns in ((40, 40), (64, 40))),
     ],
 )

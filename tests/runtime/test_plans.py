@@ -112,6 +112,7 @@ def asked(batch, rows, page_size, paged, kind, splits, new=0, rotary=False):
     return lambda: flash_attn_with_kvcache(q, *caches, **options)
 
 
+@pytest.mark.slow
 def test_decode(driver, monkeypatch):
     """By a plan of the problem from its second call on, and then before Python looks at anything."""
 
@@ -214,6 +215,7 @@ def interleaved(batch, room):
     return torch.zeros(batch, 2, room, HEADS_K, COLUMNS).bfloat16().unbind(1)
 
 
+@pytest.mark.slow
 def test_new_keys(driver, monkeypatch):
     """Are written by a kernel of the same plan, which the host leaves out where there are none."""
 
