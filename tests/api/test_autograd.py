@@ -230,6 +230,7 @@ def asked_for(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_where_flash_attns_argument_asks_for_the_same_bits(device, asked_for):
     problem, tensors, (q, k, v) = drawn(device, causal=True)
     o = flashladder.flash_attn_func(q, k, v, causal=True, deterministic=True)

@@ -54,6 +54,7 @@ def test_behind_new_keys_they_may_be_anything(device, dtype):
         assert torch.equal(expected, found)
 
 
+@pytest.mark.slow
 def test_behind_keys_they_may_be_anything(device):
     for expected, found in zip(read(TABLE, device), read(ANYTHING, device), strict=True):
         assert torch.equal(expected, found)

@@ -37,7 +37,7 @@ def given(device, rows=1, columns=COLUMNS):
 OPTIONS = {"plain": {}, "a window": {"window_size": (20, 0)}, "splits": {"num_splits": 3, "softcap": 5.0}}
 
 
-@pytest.mark.parametrize("columns", [COLUMNS, 40])
+@pytest.mark.parametrize("columns", [COLUMNS, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_sinks_are_those_of_attention(device, options, columns):
     """With as many keys; a row without keys has the sink as its log-sum-exp."""

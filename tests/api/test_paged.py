@@ -155,7 +155,7 @@ def test_numbers_may_be_of_64_bits_and_garbage_behind_the_keys(device):
                 assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("of_v", [80, 40])
+@pytest.mark.parametrize("of_v", [pytest.param(80, marks=pytest.mark.slow), 40])
 def test_other_columns_than_a_kernel_has(of_v, device):
     q, ends = drawn(5, 2, 80, device=device), int32((0, 5), device)
     pages = [drawn(3, PAGE, 1, columns, device=device) for columns in (80, of_v)]

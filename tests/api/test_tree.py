@@ -36,7 +36,7 @@ def test_a_chain_of_32():
     assert masks.tolist() == [(2 << row) - 1 for row in range(31)] + [-1]
 
 
-@pytest.mark.parametrize("appends", [False, True])
+@pytest.mark.parametrize("appends", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rows_see_their_branch(appends, device):
     """All keys before the tree, and of the tree those above them."""
     before, rows, room = (0, 40), 6, 64

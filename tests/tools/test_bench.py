@@ -251,6 +251,7 @@ def test_a_window_is_timed_beside_the_official_kernel(run):
     assert ours["tflops"] == pytest.approx(4 * seen * 64 / ours["time_us"] / 1e6)
 
 
+@pytest.mark.slow
 def test_a_softcap_is_timed_without_the_official_kernel(run):
     code, out, err = run("24", *SMALL, "--seqlens", "64", "--softcap", "2.5", "--window", "9,3", "--head-dim", "64")
     assert code == 0, err

@@ -138,6 +138,7 @@ def test_a_row_is_logged(run, results):
     assert row["toolkit"]
 
 
+@pytest.mark.slow
 def test_without_the_log_sum_exp(run):
     small = ("--seqlen", "64", "--heads", "1")
     for version, words in (("24", "lse=false"), ("02", "")):
