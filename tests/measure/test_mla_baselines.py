@@ -138,3 +138,18 @@ def test_a_schedule_is_made_once_before_anything_is_timed(on_hopper, monkeypatch
 def test_refusals_for_mla(on_hopper, name, values, message):
     refusal = baselines.find(name, "mla").refusal(problem(**values))
     assert refusal is None if message is None else refusal.startswith(message)
+
+
+@pytest.mark.parametrize("name", ["flashmla", "fa3", "flashinfer"])
+@pytest.mark.parametrize(
+    ("options", "sizes", "reason"),
+    [
+        ({"fp8_rows": True}, {}, "is asked for caches in 16 bits alone here"),
+        ({"sparse": True}, {}, "without lists of keys"),
+        ({}, {"head_dim": 512}, "is asked for 576 columns and 512 of V alone here, not 512 and 512"),
+    ],
+)
+def test_what_they_are_not_given(name, options, sizes, reason):
+    usual = {"num_heads": 4, "num_heads_k": 1, "head_dim": 576, "head_dim_v": 512, "seqlen_q": 1}
+    task = Problem(operation="mla", seqlens_k=LENGTHS, options=options, **(usual | sizes))
+    assert reason in baselines.of("mla")[name].refuses(task)

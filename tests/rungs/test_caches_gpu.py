@@ -10,7 +10,7 @@ from flashladder.tests.support.right_on_gpu import require_right_on_a_gpu
 pytestmark = pytest.mark.gpu
 DECODE = {"operation": "decode", "num_heads": 32, "num_heads_k": 8, "head_dim": 128}
 LATENTS = {"operation": "mla", "num_heads_k": 1, "head_dim": 576, "head_dim_v": 512}
-OF_MLA = catalog.launched("mla", "sm_90a")[:2]
+OF_MLA = catalog.launched("mla", "sm_90a")[:3]
 OF_DECODE = [catalog.find(name) for name in ("decode/06", "decode/07", "decode/10", "decode/13")]
 LENGTHS = [(1,), (1024,), (8192, 0, 1, 777), (700,) * 64]
 
@@ -27,6 +27,25 @@ def require_right(rung, usual, runs=3, **sizes):
 @pytest.mark.parametrize("rung", catalog.versions(ladder="mla"), ids=lambda rung: rung.name)
 def test_latents(rung, heads, lengths):
     require_right(rung, LATENTS, num_heads=heads, seqlens_k=lengths)
+
+
+ROWS = {
+    "8 bits": {"options": {"fp8_rows": True}},
+    "8 bits, rows": {"seqlen_q": 4, "causal": True, "options": {"fp8_rows": True, "page_size": 1}},
+    "8 bits, lists": {"options": {"fp8_rows": True, "sparse": True}},
+    "lists": {"options": {"sparse": True}, "dtype": "fp16"},
+    "pages of 24": {"options": {"page_size": 24}},
+    "512 + 0": {"head_dim": 512},
+    "128 + 32": {"head_dim": 160, "head_dim_v": 128},
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{lengths[0]}")
+@pytest.mark.parametrize("heads", [8, 32, 128])
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("rung", OF_MLA, ids=lambda rung: rung.name)
+def test_latents_of_other_kinds(rung, kind, heads, lengths):
+    require_right(rung, LATENTS, num_heads=heads, seqlens_k=lengths, **ROWS[kind])
 
 
 @pytest.mark.parametrize("options", [{}, {"paged": True, "page_size": 64}, {"paged": True, "page_size": 16}], ids=str)

@@ -19,14 +19,24 @@ from flashladder.common.problem.operations.mla import HEAD_DIM, HEAD_DIM_V
 from flashladder.common.problem.problem import Problem
 
 
+def _is_asked_for_plain_latents(problem: Problem) -> str | None:
+    if problem.fp8_rows or problem.sparse:
+        return "is asked for caches in 16 bits alone here, without lists of keys"
+    if (columns := (problem.head_dim, problem.head_dim_v)) != (HEAD_DIM, HEAD_DIM_V):
+        return f"is asked for {HEAD_DIM} columns and {HEAD_DIM_V} of V alone here, not {columns[0]} and {columns[1]}"
+    return None
+
+
 def _takes_pages_of_64(problem: Problem) -> str | None:
-    return None if problem.paged and problem.page_size == 64 else "reads pages of 64 keys alone"
+    reads = None if problem.paged and problem.page_size == 64 else "reads pages of 64 keys alone"
+    return _is_asked_for_plain_latents(problem) or reads
 
 
 def _takes_one_head_in_pages(problem: Problem) -> str | None:
     if not problem.paged:
         return "reads pages alone"
-    return None if problem.num_heads_k == 1 else "takes one head of K"
+    takes = None if problem.num_heads_k == 1 else "takes one head of K"
+    return _is_asked_for_plain_latents(problem) or takes
 
 
 def _flash_mla(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
@@ -117,6 +127,7 @@ BASELINES = by_name(
         package="flash_attn_3",
         install=OF_FORWARD["fa3"].install,
         bind=_fa3,
+        refuses=_is_asked_for_plain_latents,
         arches=(9,),
     ),
     _baseline(
