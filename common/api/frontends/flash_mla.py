@@ -180,7 +180,7 @@ def _lists(
     lengths = torch.full((of_q[0],), topk, dtype=torch.int32, device=q.device)
     if topk_length is not None:
         lengths = caches.numbers("topk_length", topk_length, of_q[0], q.device, topk, "lists have")
-    return indices.flatten(0, 1), lengths.repeat_interleave(of_q[1])
+    return indices.flatten(0, 1), lengths[:, None].expand(of_q).flatten()  # of one row each, no copy
 
 
 def _refuse(options: dict[str, Any]) -> None:

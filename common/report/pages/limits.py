@@ -57,6 +57,13 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # and each one's fields of a 
         },
     },
 }
+LATENTS: dict[str, tuple[int, int, dict[str, Any]]] = {  # columns of K and of V, and options of mla
+    "576 columns of K and 512 of V": (576, 512, {}),
+    "512 and 512": (512, 512, {}),
+    "160 and 128": (160, 128, {}),
+    "rows in 8 bits": (576, 512, {"fp8_rows": True}),
+    "lists of keys": (576, 512, {"sparse": True}),
+}
 
 
 class Call(NamedTuple):
@@ -123,5 +130,17 @@ def _part(gpu: str, times: Times) -> dict[str, Any]:
                     factors.append(f"{found:.2f} ({widths[0]})")
             rows.append([name, *cells, ", ".join(factors)])
     columns_of = ["", *map(str, HEAD_DIMS), "/".join(map(str, APART)), "factor"]
-    mla = rung_of(Call("mla", {}).problem(576, 512), gpu)
+    mla = {
+        name: _launched(Call("mla", {"options": options}).problem(*columns), gpu)
+        for name, (*columns, options) in LATENTS.items()
+    }
     return {"gpu": load_gpu(gpu), "columns": columns_of, "rows": rows, "reasons": reasons, "mla": mla}
+
+
+def _launched(problem: Problem, gpu: str) -> str:
+    """The rung and its instructions, in words."""
+    try:
+        rung = rung_of(problem, gpu)
+    except UnsupportedProblemError:
+        return "refused"
+    return f"{rung.address} {rung.instruction_set.title()}"
