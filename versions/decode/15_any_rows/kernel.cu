@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
 
     const int warp = uniform_warp_index();
     const int head_k = blockIdx.y;
-    const RowWork work = find_work<block_m, block_n>(params, blockIdx.x);
+    const RowWork work = RowSchedule<block_m, block_n, RowParams>{params}.find(blockIdx.x);
     const TilePlace &at = work.at;
     const RowTile<block_m> tile{params, at, head_k};
     if (!tile.has(0)) return;  // a number of no tile

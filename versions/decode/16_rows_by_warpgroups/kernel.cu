@@ -1,12 +1,13 @@
 // Any rows, as in rung 15, by Hopper's instructions: TMA brings keys, and warpgroups multiply. There are as many CTAs as the
 // GPU holds, each of which computes tile after tile.
 //
-//     copies         a warp: where the boxes of a block are, and a TMA copy a box and panel, as soon as a tile is empty
-//     rows           a warp: the tile that comes next, and its rows of Q
+//     copy_keys      a warp for K, and one for V: where the boxes of a block are, and a TMA copy a box and panel
+//     copy_rows      a warp: the tile that comes next, and its rows of Q
 //     a consumer     64 packed rows: S = Q K^T of a block, beside O += P V of the one before, then its P
 //     all of them    zeros in rows of V that are no keys
 //
-//     work.full      Q and what is to be done are there            work.empty    every consuming warp has stored its O
+//     q.known        what is to be done next is there
+//     q.full         Q is there                         q.empty    every consuming warp has stored its O
 //     k, v           a ring of blocks each, as in PageTiles
 #include "30_softmax_under_products/deferred.cuh"
 #include "config.cuh"
@@ -27,14 +28,40 @@ using QTile = SwizzledPanels<block_m, head_dim>;
 using KVTile = SwizzledPanels<block_n, head_dim>;
 using Part = PartOfTile<block_m, head_dim>;
 
-// Tiles of Q, each with the work on it.
+// Tiles of Q, each with the work on it, which is known before Q has come. Two warps that copy keys read it, and consumers.
 struct RowPipeline : TilePipeline<QTile, dtype, q_stages> {
+    Mbarrier known[q_stages];
     RowWork work[q_stages];
     int head_k[q_stages];
+
+    __device__ void init() {
+        TilePipeline<QTile, dtype, q_stages>::init(consumer_warps + 2);
+        for (Mbarrier &barrier : known) barrier.init(1);
+    }
+    // All work of this CTA, in turn, for a warp that needs no Q: visit(work, head_k).
+    template <class Visit>
+    __device__ void each_work(Visit visit) {
+        auto at = this->consumer();
+#pragma unroll 1
+        while (true) {
+            known[at.stage].wait(at.parity);
+            const RowWork its_work = work[at.stage];
+            const int its_head_k = head_k[at.stage];
+            __syncwarp();  // every lane has read it
+            this->release(at);
+            if (its_work.at.rows == 0) return;
+            visit(its_work, its_head_k);
+        }
+    }
 };
 struct Shared {
     RowPipeline q;
     PageTiles<KVTile, dtype, num_stages> k, v;
+};
+// Which work is the next one, for all CTAs.
+FLASHLADDER_COUNTERS(next_work, "1");
+struct Workspaces : RowParts {
+    unsigned *next;
 };
 FLASHLADDER_KERNEL(attention_decode, RowParams,
                    Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
@@ -42,16 +69,6 @@ FLASHLADDER_KERNEL(attention_decode, RowParams,
                        .by_tma("k_cache", rows_of_box<block_n>(), 64, 128)
                        .by_tma("v_cache", rows_of_box<block_n>(), 64, 128)
                        .over(FLASHLADDER_ROW_TILES));
-
-// The work of this CTA, in turn: visit(work, head_k), by a warp.
-template <class Visit>
-__device__ inline void each_work(const RowParams &params, Visit visit) {
-#pragma unroll 1
-    for (int i = blockIdx.x;; i += gridDim.x) {
-        const RowWork work = find_work<block_m, block_n>(params, i / params.num_heads_k);
-        if (!visit(work, i % params.num_heads_k)) return;
-    }
-}
 
 // The keys that a tile sees: blocks from the last one down, and the first key.
 struct SeenBlocks {
@@ -66,51 +83,67 @@ struct SeenBlocks {
     }
 };
 
-__device__ inline void copy_keys(const RowParams &params, const KvMaps &maps, Shared &shared) {
-    auto k_at = shared.k.producer(), v_at = shared.v.producer();
-    each_work(params, [&](const RowWork &work, int head_k) {
-        if (work.at.rows == 0) return false;
+// Of K or of V.
+template <class Tiles>
+__device__ inline void copy_keys(const RowParams &params, const TensorMapBytes &map, Tiles &tiles, RowPipeline &q) {
+    auto at = tiles.producer();
+    q.each_work([&](const RowWork &work, int head_k) {
         const SeenBlocks blocks{params, work, head_k};
         auto find = [&](int j) {  // the lane's box of a block
-            const int key = j * block_n + lane_index() * shared.k.box_rows;
-            return key + shared.k.box_rows <= blocks.first_seen ? KeyPlace{0, 0}
-                                                                : KeyPlace::find(params, work.at.sequence, key, work.at.keys);
+            const int key = j * block_n + lane_index() * tiles.box_rows;
+            return j < blocks.lowest || key + tiles.box_rows <= blocks.first_seen
+                       ? KeyPlace{0, 0}
+                       : KeyPlace::find(params, work.at.sequence, key, work.at.keys);
         };
         KeyPlace place = find(blocks.last);
-        if (blocks.last >= blocks.lowest) shared.k.load_boxes(k_at, maps.k, head_k, place);
 #pragma unroll 1
         for (int j = blocks.last; j >= blocks.lowest; --j) {
-            const KeyPlace next = j > blocks.lowest ? find(j - 1) : place;
-            if (j > blocks.lowest) shared.k.load_boxes(k_at, maps.k, head_k, next);
-            shared.v.load_boxes(v_at, maps.v, head_k, place);
+            const KeyPlace next = find(j - 1);
+            tiles.load_boxes(at, map, head_k, place);
             place = next;
         }
-        return true;
     });
 }
 
-__device__ inline void copy_rows(const RowParams &params, Shared &shared) {
-    auto at = shared.q.producer();
+// Takes the next work as soon as there is a place for its Q. Each CTA asks once more than there is work for it: so many times
+// in all, that the counter is then at zero again.
+__device__ inline void copy_rows(const RowParams &params, unsigned *next, RowPipeline &q) {
+    auto at = q.producer();
     const auto columns = columns_of<narrower>(params);
-    each_work(params, [&](const RowWork &work, int head_k) {
+    const RowSchedule<block_m, block_n, RowParams> schedule{params};
+    const unsigned all = static_cast<unsigned>(schedule.all) * params.num_heads_k;
+    bool is_last = false;
+#pragma unroll 1
+    while (!is_last) {
+        q.empty[at.stage].wait(at.parity);
+        RowWork work{};
+        unsigned i;
+        do {
+            i = lane_index() == 0 ? atomicInc(next, all + gridDim.x - 1) : 0;
+            i = __shfl_sync(0xffffffff, i, 0);
+            if (i < all) work = schedule.find(i / params.num_heads_k);
+        } while (i < all && work.at.rows == 0);  // of sequences that overlap
+        is_last = i >= all;
+        const int head_k = i % params.num_heads_k;
+        if (lane_index() == 0) {
+            q.work[at.stage] = work, q.head_k[at.stage] = head_k;
+            q.known[at.stage].arrive();
+        }
         const RowTile<block_m> tile{params, work.at, head_k};
-        shared.q.empty[at.stage].wait(at.parity);
-        if (lane_index() == 0) shared.q.work[at.stage] = work, shared.q.head_k[at.stage] = head_k;
-        if (work.at.rows > 0)
+        if (!is_last)
 #pragma unroll 1
             for (int first = 0; first < block_m; first += rows)
                 copy_part_by_warp<QTile, rows>(
-                    shared.q.tiles[at.stage], first,
+                    q.tiles[at.stage], first,
                     [&](int r) { return tile.template element<const dtype>(params.q, params.q_stride, first + r); },
                     [&](int r, int col) { return tile.has(first + r) && columns.has(col); });
         cp_async_commit();
         cp_async_wait<0>();
         fence_proxy_async();  // before wgmma reads Q
         __syncwarp();
-        shared.q.full[at.stage].arrive_as_warp();
+        q.full[at.stage].arrive_as_warp();
         at.advance();
-        return work.at.rows > 0;  // the consumers are told of the end too
-    });
+    }
 }
 
 // A row may see none of the first keys: m begins with the lowest finite number, which can be subtracted from itself.
@@ -251,13 +284,13 @@ struct Consumer {
 };
 
 extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
-    attention_decode(const __grid_constant__ RowParams params, const __grid_constant__ RowParts parts,
+    attention_decode(const __grid_constant__ RowParams params, const __grid_constant__ Workspaces workspaces,
                      const __grid_constant__ KvMaps maps) {
     extern __shared__ __align__(1024) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
 
     if (threadIdx.x == 0) {
-        shared.q.init(consumer_warps);
+        shared.q.init();
         shared.k.init(consumer_warps);
         shared.v.init(consumer_warps);
         fence_mbarrier_init();
@@ -267,8 +300,9 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
     if (warpgroup_index() == num_consumers) {
         release_registers<Share::producer>();
         const int role = uniform_warp_index() % 4;
-        if (role == 0) copy_keys(params, maps, shared);
-        if (role == 1) copy_rows(params, shared);
+        if (role == 0) copy_keys(params, maps.k, shared.k, shared.q);
+        if (role == 1) copy_keys(params, maps.v, shared.v, shared.q);
+        if (role == 2) copy_rows(params, workspaces.next, shared.q);
         return;
     }
     take_registers<Share::consumer>();
@@ -287,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, ctas_per_sm)
         RowSoftmax softmax{unit};
         consumer.attend(work, head_k, shared.q.tiles[q_at.stage], softmax, o);
         if (work.parts > 1)
-            consumer.store_part(parts, work, head_k, softmax, o);
+            consumer.store_part(workspaces, work, head_k, softmax, o);
         else
             consumer.store(work, head_k, shared.q.tiles[q_at.stage], softmax, o);
         __syncwarp();  // its lanes have read what was in Q's place, and the work

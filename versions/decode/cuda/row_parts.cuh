@@ -30,17 +30,87 @@ struct RowWork {
     }
 };
 
-// The work with a number, by a warp, whose lanes look at 32 sequences at a time. The last rows of all come first, as they see
-// most keys where a sequence is a prompt, and servers have prompts last; before them those of no sequence, without keys.
-// With target_parts, all keys of all tiles make so many parts. How many a tile has depends on all lengths then; without, it is
-// one.
+// All work, by a warp, whose lanes look at 32 sequences at a time; rows of none are one more, without keys. With target_parts,
+// all keys of all tiles make so many parts. How many a tile has depends on all lengths then; without, it is one.
+//
+// Tiles of sequences that have several are bound by products, and others by the bytes of their keys. The two kinds take turns,
+// as many of each as there are, so that SMs are busy with both. Of either the last rows come first: they see most keys.
 template <int block_m, int block_n, class Params>
-__device__ inline RowWork find_work(const Params &params, int number) {
+struct RowSchedule {
+    const Params &params;
+    int a_part = INT32_MAX;       // blocks
+    int all = 0, of_several = 0;  // numbers of work, and those of sequences of several tiles among them
+
+    __device__ explicit RowSchedule(const Params &params_) : params(params_) {
+        long long blocks = 0, tiles = 0;
+        Lane latest{Sequence{0, 0, 0}, 0, 0, 0};
+#pragma unroll 2
+        for (int first = 0; first <= params.batch; first += 32) {
+            latest = sequence(first + lane_index());
+            tiles += latest.tiles, blocks += static_cast<long long>(latest.tiles) * latest.blocks;
+        }
+        tiles = warp_sum(tiles), blocks = warp_sum(blocks);
+        const int target = params.target_parts;
+        // Sequences that overlap may be more tiles than the grid has room for.
+        if (target > 0 && tiles <= static_cast<long long>(params.seqlen_q) * params.group() / block_m + params.batch + 1) {
+            a_part = static_cast<int>(min((blocks + target - 1) / target, static_cast<long long>(INT32_MAX - 1)));
+            a_part = max(a_part, 1);
+            // As each tile is cut into one more at most, these can be more: parts grow until they are not.
+            if (params.batch < 32 && tiles <= target)
+                while (warp_sum(latest.numbers(a_part)) > target) a_part += 1 + a_part / 16;
+        }
+        for (int first = 0; first <= params.batch; first += 32) {
+            const Lane lane = sequence(first + lane_index());
+            all += warp_sum(lane.numbers(a_part));
+            of_several += warp_sum(lane.tiles > 1 ? lane.numbers(a_part) : 0);
+        }
+    }
+
+    // The work with a number, from 0 on; behind the last one that of no rows.
+    __device__ RowWork find(int number) const {
+        if (number >= all) return {};
+        const long long turn = number, several = turn * of_several / all;
+        const bool is_several = (turn + 1) * of_several / all > several;
+        const int wanted = static_cast<int>(is_several ? several : turn - several);  // among its kind
+        int before = 0, slots_before = 0;
+        for (int first = 0; first <= params.batch; first += 32) {
+            const Lane lane = sequence(first + lane_index());
+            const int parts = lane.parts(a_part), numbers = lane.tiles * parts;
+            int end = lane.tiles > 1 == is_several ? numbers : 0, slots = parts > 1 ? numbers : 0;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const int other = __shfl_up_sync(0xffffffff, end, step), other_slots = __shfl_up_sync(0xffffffff, slots, step);
+                if (lane_index() >= step) end += other, slots += other_slots;
+            }
+            end += before, slots += slots_before;
+            const int found = __popc(__ballot_sync(0xffffffff, end <= wanted));  // so many sequences end before
+            if (found < 32) {
+                auto of_found = [&](int x) { return __shfl_sync(0xffffffff, x, found); };
+                const int its_parts = of_found(parts), its_tiles = of_found(lane.tiles);
+                const int own = wanted - of_found(end) + its_tiles * its_parts, tile = own / its_parts;
+                if (own < 0) return {};  // they overlap, and are too many to be counted
+                return {{min(params.batch - first - found, params.batch - 1), its_tiles - 1 - tile, of_found(lane.rows.begin),
+                         of_found(lane.rows.length), of_found(lane.keys)},
+                        own % its_parts,
+                        its_parts,
+                        of_found(slots) - (its_tiles - tile) * its_parts};
+            }
+            before = __shfl_sync(0xffffffff, end, 31), slots_before = __shfl_sync(0xffffffff, slots, 31);
+        }
+        return {};
+    }
+
+  private:
     struct Lane {
         Sequence rows;
         int keys, tiles, blocks;
+
+        __device__ int parts(int a_part) const { return blocks > a_part ? (blocks + a_part - 1) / a_part : 1; }
+        __device__ int numbers(int a_part) const { return tiles * parts(a_part); }
     };
-    auto sequence = [&](int i) -> Lane {
+
+    // The sequence `i` before the last one; the rows of none are behind that.
+    __device__ Lane sequence(int i) const {
         const int total = params.seqlen_q, b = params.batch - i;
         if (b < 0) return {Sequence{total, total, total}, 0, 0, 0};
         const int begin = params.cu_seqlens_q[b];
@@ -51,49 +121,8 @@ __device__ inline RowWork find_work(const Params &params, int number) {
         if constexpr (config::window) first = max(0, keys - rows.length - params.window_left);
         return {rows, keys, (rows.length * params.group() + block_m - 1) / block_m,
                 (keys + block_n - 1) / block_n - first / block_n};
-    };
-
-    int a_part = INT32_MAX;
-    if (params.target_parts > 0) {
-        long long all = 0, tiles = 0;
-#pragma unroll 2
-        for (int first = 0; first <= params.batch; first += 32) {
-            const Lane lane = sequence(first + lane_index());
-            tiles += lane.tiles, all += static_cast<long long>(lane.tiles) * lane.blocks;
-        }
-        all = (warp_sum(all) + params.target_parts - 1) / params.target_parts;
-        // Sequences that overlap may be more tiles than the grid has room for.
-        const long long most = static_cast<long long>(params.seqlen_q) * params.group() / block_m + params.batch + 1;
-        if (warp_sum(tiles) <= most)
-            a_part = static_cast<int>(min(max(all, 1ll), static_cast<long long>(INT32_MAX)));
     }
-    int before = 0, slots_before = 0;
-    for (int first = 0; first <= params.batch; first += 32) {
-        const Lane lane = sequence(first + lane_index());
-        const int parts = lane.blocks > a_part ? (lane.blocks + a_part - 1) / a_part : 1;
-        int end = lane.tiles * parts, slots = parts > 1 ? end : 0;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const int other = __shfl_up_sync(0xffffffff, end, step), other_slots = __shfl_up_sync(0xffffffff, slots, step);
-            if (lane_index() >= step) end += other, slots += other_slots;
-        }
-        end += before, slots += slots_before;
-        const int found = __popc(__ballot_sync(0xffffffff, end <= number));  // so many sequences end before
-        if (found < 32) {
-            auto of_found = [&](int x) { return __shfl_sync(0xffffffff, x, found); };
-            const int its_parts = of_found(parts), its_tiles = of_found(lane.tiles);
-            const int own = number - of_found(end) + its_tiles * its_parts, tile = own / its_parts;
-            if (own < 0) return {};  // they overlap, and are too many to be counted
-            return {{min(params.batch - first - found, params.batch - 1), its_tiles - 1 - tile, of_found(lane.rows.begin), of_found(lane.rows.length),
-                     of_found(lane.keys)},
-                    own % its_parts,
-                    its_parts,
-                    of_found(slots) - (its_tiles - tile) * its_parts};
-        }
-        before = __shfl_sync(0xffffffff, end, 31), slots_before = __shfl_sync(0xffffffff, slots, 31);
-    }
-    return {};  // a number of no tile
-}
+};
 
 // What a row comes to: 1 / l, with its sink, and its log-sum-exp in log2. A row that sees no key has 0 and -inf.
 struct RowEnd {
