@@ -115,7 +115,7 @@ class Backward(Forward):
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """What automatic differentiation of the textbook's formula gives; O and LSE are not looked at."""
+        """What automatic differentiation of the textbook's formula gives; LSE is not looked at."""
         return (_of_each_sequence if problem.packed else gradients)(problem, tensors, dtype)
 
 
@@ -130,19 +130,24 @@ def gradients(
     """dq, dk and dv with every intermediate in `dtype`; sums over rows are kept in fp32 at least, and rounded once.
 
     A dlse among the tensors is the gradient of the log-sum-exp. `number` is that of the first sequence, where dropout
-    counts others before it.
+    counts others before it. In 16 bits and with a softcap O is taken as it is given: its derivative weighs keys apart,
+    so that the rounding of O, which no kernel can undo, does not cancel out of dQ.
     """
     p = problem
     made = {f"d{name}": torch.empty_like(tensors[name], dtype=dtype) for name in "qkv"}
     with full_precision_matmul():
         for batch in range(p.batch):
-            q, k, v, dout = heads_of(p, tensors, ("q", "k", "v", "dout"), batch, dtype)
+            q, k, v, o, dout = heads_of(p, tensors, ("q", "k", "v", "o", "dout"), batch, dtype)
             wide = torch.promote_types(dtype, torch.float32)
             dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
             for rows in row_blocks(p):
                 P = probabilities(masked_scores(p, tensors, batch, q[:, rows], k, rows)).to(dtype)
                 dP = kept(p, tensors, number + batch, rows, dout[:, rows] @ v.mT)
-                dS = torch.ops.aten._softmax_backward_data(dP, P, -1, dtype)
+                if p.softcap and wide != dtype:
+                    delta = (dout[:, rows].to(wide) * o[:, rows]).sum(-1, keepdim=True)
+                    dS = (P * (dP.to(wide) - delta)).to(dtype)
+                else:
+                    dS = torch.ops.aten._softmax_backward_data(dP, P, -1, dtype)
                 if DLSE in tensors:
                     dS = dS + P * tensors[DLSE][batch, :, rows, None].to(dtype)
                 if p.softcap:
@@ -163,7 +168,7 @@ def _of_each_sequence(
     made = {f"d{name}": torch.zeros_like(tensors[name], dtype=dtype) for name in "qkv"}
     for number, rows, keys, alone in packed.parts(problem):
         places = {"q": rows, "k": keys, "v": keys}
-        given = {name: tensors[name][:, place] for name, place in {**places, "dout": rows}.items()}
+        given = {name: tensors[name][:, place] for name, place in {**places, "o": rows, "dout": rows}.items()}
         given |= packed.of_sequence(problem, tensors, number)
         if problem.dlse:
             given[DLSE] = tensors[DLSE][None, :, rows]
