@@ -22,11 +22,11 @@ def test_the_next_one_of_multiples_of_8():
 @pytest.mark.parametrize(
     ("head_dim", "options", "address"),
     [
-        (40, {}, "48"),
-        (72, {"window_left": 9}, "47"),
-        (120, {"softcap": 2.0}, "48"),
-        (136, {}, "36"),
-        (200, {}, "36"),
+        (40, {}, "49"),
+        (72, {"window_left": 9}, "49"),
+        (120, {"softcap": 2.0}, "49"),
+        (136, {}, "49"),
+        (200, {}, "49"),
         (200, {"window_left": 9}, "49"),
         (80, {"alibi": True}, "49"),
     ],
@@ -43,11 +43,11 @@ def test_what_attention_runs(head_dim, options, address, gpu):
 @pytest.mark.parametrize(
     ("widths", "options", "address", "kernel_head_dim_v"),
     [
-        ((192, 128), {}, "48", 128),
-        ((136, 40), {"window_left": 9}, "48", 128),
-        ((192, 136), {}, "36", None),
-        ((96, 40), {}, "47", None),
-        ((64, 64), {"sinks": True}, "48", None),
+        ((192, 128), {}, "49", 128),
+        ((136, 40), {"window_left": 9}, "49", 64),
+        ((192, 136), {}, "49", 192),
+        ((96, 40), {}, "49", 64),
+        ((64, 64), {"sinks": True}, "49", 64),
         ((96, 96), {"sinks": True}, "49", 96),
         ((256, 40), {"sinks": True}, "49", 64),
     ],

@@ -135,7 +135,7 @@ def test_what_is_built_for_an_architecture():
     several = ahead.requests("8.0; 9.0a")
     kinds = {(each.config.dtype, each.config.head_dim, each.config.causal) for each in several}
     assert len(kinds) == 8
-    for arch, names in (("sm_80", {"24_woven_general"}), ("sm_90a", {"48_column_of_ones"})):
+    for arch, names in (("sm_80", {"24_woven_general"}), ("sm_90a", {"49_every_width"})):
         assert {each.version.name for each in several if each.arch == arch} == names
     assert {each.lines for each in several} == {False}
     assert ahead.requests("8.0,9.0a") == several

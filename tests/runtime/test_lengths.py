@@ -152,7 +152,7 @@ def test_a_wheel_has_the_kernels_of_both(monkeypatch):
     usual = ahead.requests("9.0a")
     kinds = [f"dtype=bf16,head_dim=64,causal=true,length={length}" for length in LENGTHS]
     for kind, num_stages in zip(kinds, (6, 4), strict=True):
-        winners.save("h200", "48_column_of_ones", kind, {"num_stages": num_stages}, {})
+        winners.save("h200", "49_every_width", kind, {"num_stages": num_stages}, {})
     made = ahead.requests("9.0a")
     assert {each.config.num_stages for each in made if each not in usual} == {4}
     assert set(usual) < set(made)
@@ -270,7 +270,7 @@ def test_packed_sequences_are_as_long_as_the_longest(monkeypatch):
     monkeypatch.setattr(target, "resolve", lambda *_: target.Target(True, "sm_90a", load_gpu("h100")))
     for length, block_n in (("short", 64), ("long", 128)):
         kind = f"dtype=bf16,head_dim=64,causal=true,length={length}"
-        winners.save("h100", "48_column_of_ones", kind, {"block_m": 128, "block_n": block_n, "num_stages": 2}, {})
+        winners.save("h100", "49_every_width", kind, {"block_m": 128, "block_n": block_n, "num_stages": 2}, {})
     q = torch.zeros(1, 9999, 2, 64, dtype=torch.bfloat16)
     operator.make_ready(q, *[q[:, :100]] * 2, (None, None), 0.0, packed=True, sinks=False)
     assert {config.block_n for config in asked} == {64, 128}

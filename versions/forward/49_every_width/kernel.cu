@@ -54,7 +54,7 @@ constexpr bool may_halve = ends_early && block_n > 80;  // a block of 64 keys is
 constexpr bool stores_by_tma = q_stages > 1;            // O
 // Behind panels of 64 columns, in a product of 256 at most. With dropout ones would sum what is left of P.
 constexpr bool has_ones = ones && !dropout && head_dim_v % 64 == 0 && head_dim_v < 256;
-constexpr bool sums_apart = !has_ones && !dropout;  // with dropout P is summed where it is rounded
+constexpr bool sums_apart = !has_ones && !dropout;  // by threads; with dropout P is summed where it is rounded
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using OTile = SwizzledPanels<block_m, head_dim_v>;  // in the place of Q
@@ -72,7 +72,7 @@ using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (has_ones ? ones_columns : 0)>;  // and the sum of P
 using Kept = DrawnMask<dtype, Masks, dropout>;
-using Softmax = LaggingSoftmax<dtype, lse>;
+using Softmax = LaggingSoftmax<dtype, lse || sums_apart>;
 using Scores = SlopingScores<softcap, alibi>;
 
 struct Shared {
@@ -166,10 +166,8 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
     auto forget_steps = [](auto &q) {
         if constexpr (is_wide && !q_in_registers) stay_here(q.first);
     };
-    // O += P V of a block. P is summed before: PTX lets nobody else read it once the product is started.
-    auto start_pv = [&](auto &p) {
+    auto start_pv = [&](auto &p) {  // O += P V of a block
         v.wait();
-        if constexpr (sums_apart) softmax.weigh(p), stay_here(softmax.w);
         start_sum<dtype>(o, p, v.operand());
     };
     auto step = [&](int j, auto is_masked, auto &p_before) {
@@ -317,11 +315,12 @@ __device__ inline void attend(Shared &shared, const Params &params, const Maps &
         }
 
         if (has_rows) {
+            const auto row_sum = [&](int h) { return sums_apart ? quad_sum(softmax.l[h]) : softmax.row_w(h); };
             const auto divided = [&] {
                 if constexpr (has_ones)
                     return divide_by_sums(o, softmax, sink);
                 else
-                    return divide_by<head_dim_v>(o, [&](int h) { return softmax.row_w(h); }, softmax, sink, Dropout<dropout>::share(params));
+                    return divide_by<head_dim_v>(o, row_sum, softmax, sink, Dropout<dropout>::share(params));
             }();
             o_rows.store<OTile>(shared.q_tiles[q_at.stage], warp_row, end_row - tile_row - warp_row, params, maps, divided);
         }
