@@ -217,7 +217,11 @@ def test_the_fastest_rung_that_the_gpu_has_is_taken():
     assert fastest(problem, "a100").name == "24_woven_general"
     wide, wider, too_wide = (dataclasses.replace(problem, head_dim=d, head_dim_v=d) for d in (192, 256, 264))
     assert fastest(wide, emulated=True).name == "24_woven_general"
-    for each in (wide, wider, *(dataclasses.replace(problem, **asked) for asked in ({"softcap": 30.0}, {"alibi": True}))):
+    for each in (
+        wide,
+        wider,
+        *(dataclasses.replace(problem, **asked) for asked in ({"softcap": 30.0}, {"alibi": True})),
+    ):
         assert fastest(each).name == "49_every_width"
     with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 264"):
         fastest(too_wide, "a100")
