@@ -51,6 +51,7 @@ BESIDE = dict.fromkeys(("29", "30", "33", "34", "36", "37"), ("38",)) | {
     "48 with dropout": ("43",),
     "49": ("48", "48 with dropout"),
 }
+CARRIERS = ("43", "48", "48 with dropout")  # of rung 49
 WEAKER = ("one group less",)  # than with the instruction, but more than without it
 
 
@@ -93,7 +94,8 @@ def cases():
         version = catalog.find(entry["rung"])
         beside = [other for of in BESIDE.get(called(entry), ()) if (other := first[of]) is not entry]
         kind = "dropout" if entry["config"].get("dropout") else "redundant"
-        yield pytest.param(version, entry["config"], redundant_in(entry), beside, id=f"{version.name}-{kind}")
+        marks = [pytest.mark.every_time] if called(entry) in CARRIERS else []  # what calls launch is asked beside them
+        yield pytest.param(version, entry["config"], redundant_in(entry), beside, id=f"{version.name}-{kind}", marks=marks)
 
 
 class Rung:

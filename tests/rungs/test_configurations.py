@@ -24,7 +24,6 @@ from flashladder.tests.support.rung_table import (
 
 pytestmark = pytest.mark.slow
 
-RIVALS = [catalog.find(launch.rung) for launch in catalog.ladder_of("forward").launches if launch.rival]
 WOVEN = catalog.find("woven_general")  # what the emulator is given, and GPUs before Hopper
 
 
@@ -46,10 +45,9 @@ def of_other_rungs():
 
 
 def of_launched_rungs():
-    """Every value of each; of the fastest every pair, and of the emulator's own every pair that problems decide."""
-    pairs = {RIVALS[0]: covering(RIVALS[0], strength=2), WOVEN: covering(WOVEN, DECIDED, strength=2)}
+    """Every value of each, and every pair that problems decide."""
     for rung in LAUNCHED:
-        for config in dict.fromkeys([*pairs.get(rung, ()), *(() if rung == RIVALS[0] else covering(rung))]):
+        for config in dict.fromkeys([*covering(rung, DECIDED, strength=2), *covering(rung)]):
             yield rung, config
 
 
@@ -57,7 +55,7 @@ def winning():
     """Each that the tuner found, in every kind that it stands for."""
     found = {}
     for winner in winners.every():
-        if (rung := catalog.find(winner.version)) in RIVALS:
+        if (rung := catalog.find(winner.version)) in LAUNCHED:
             config = winners.standing(winner)
             found[rung, str(config)] = rung, config
     return list(found.values())

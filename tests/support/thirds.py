@@ -1,0 +1,36 @@
+"""Which long tests are asked of rungs that no call launches: a third of them, or all with FLASHLADDER_TESTS=all."""
+
+import os
+from functools import cache
+from zlib import crc32
+
+from flashladder.common import catalog
+from flashladder.common.catalog.catalogue import Version
+from flashladder.common.compiler.sources import Sources
+from flashladder.common.problem.problem import operation_names
+
+PARTS = 3
+SOURCES = Sources()
+
+
+def is_asked(item):
+    """Whether a test is among those. Which third follows from what its rungs are compiled from, so that another one is
+    asked when that changes."""
+    if os.environ.get("FLASHLADDER_TESTS") == "all" or item.get_closest_marker("every_time"):
+        return True
+    given = getattr(item, "callspec", None)
+    rungs = [value for value in given.params.values() if isinstance(value, Version)] if given else []
+    if not rungs or any(rung in launched() for rung in rungs):
+        return True
+    return part(item.name, *(SOURCES.digest(rung.kernel, paths=False) for rung in rungs)) == 0
+
+
+def part(name, *digests):
+    """The third that a test is in, from 0 on."""
+    return crc32("\n".join((name, *digests)).encode()) % PARTS
+
+
+@cache
+def launched():
+    """What calls launch, of every ladder."""
+    return {catalog.find(launch.rung) for name in operation_names() for launch in catalog.ladder_of(name).launches}

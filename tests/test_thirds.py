@@ -1,0 +1,43 @@
+"""Long tests of rungs that no call launches are asked in thirds, each third of some of the files that they are of."""
+
+import types
+
+import pytest
+
+from flashladder.common import catalog
+from flashladder.tests.support import thirds
+
+
+def item(rung, *marks):
+    return types.SimpleNamespace(
+        name=f"test_it[{rung.number}]",
+        callspec=types.SimpleNamespace(params={"rung": rung, "seqlen": 3}),
+        get_closest_marker=lambda name: name in marks,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _in_thirds(monkeypatch):
+    monkeypatch.delenv("FLASHLADDER_TESTS", raising=False)
+
+
+def test_each_test_is_in_a_third_which_moves_with_the_files():
+    parts = {thirds.part("test_it[02]", str(digest)) for digest in range(30)}
+    assert parts == {*range(thirds.PARTS)}
+    of_names = {thirds.part(f"test_it[{number}]", "digest") for number in range(30)}
+    assert of_names == parts
+
+
+def test_of_what_no_call_launches_a_third_is_asked(monkeypatch):
+    rungs = [rung for rung in catalog.versions(ladder="forward") if rung not in thirds.launched()]
+    asked = [rung for rung in rungs if thirds.is_asked(item(rung))]
+    assert 0 < len(asked) < len(rungs) * 2 / 3
+    left = next(rung for rung in rungs if rung not in asked)
+    assert thirds.is_asked(item(left, "every_time"))
+    monkeypatch.setenv("FLASHLADDER_TESTS", "all")
+    assert all(thirds.is_asked(item(rung)) for rung in rungs)
+
+
+def test_what_calls_launch_is_asked_whole():
+    assert catalog.find("49") in thirds.launched()
+    assert all(thirds.is_asked(item(rung)) for rung in thirds.launched())
