@@ -16,7 +16,7 @@ from flashladder.common.records import records
 from flashladder.common.records.run_files import read_all
 from flashladder.common.records.schemas import BENCH
 
-LOGS = ("backward", "bounds", "cells", "column_of_ones", "decode", "every_width", "families")  # NAME_GPU of `flashladder bench`
+LOGS = ("backward", "bounds", "cells", "column_of_ones", "decode", "every_width", "families")  # of `flashladder bench`
 Times = dict[str, dict[tuple[str, str, Problem], float]]  # by rung; and by run, mode and problem
 
 

@@ -95,7 +95,9 @@ def cases():
         beside = [other for of in BESIDE.get(called(entry), ()) if (other := first[of]) is not entry]
         kind = "dropout" if entry["config"].get("dropout") else "redundant"
         marks = [pytest.mark.every_time] if called(entry) in CARRIERS else []  # what calls launch is asked beside them
-        yield pytest.param(version, entry["config"], redundant_in(entry), beside, id=f"{version.name}-{kind}", marks=marks)
+        yield pytest.param(
+            version, entry["config"], redundant_in(entry), beside, id=f"{version.name}-{kind}", marks=marks
+        )
 
 
 class Rung:

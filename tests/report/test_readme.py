@@ -127,7 +127,9 @@ def test_what_a_call_gives_is_of_the_published_runs():
         runs = [*(ROOT / "results" / "runs").glob(f"{log}@*.csv.gz")]
         frame = pd.concat([pd.read_csv(run).assign(run=run.name) for run in runs])
         frame = frame[(frame["dtype"] == "bf16") & (frame["head_dim"] == 128) & (frame["family"] == "normal")]
-        table = frame.pivot_table(index=["run", "causal", "seqlen_q"], columns="version", values="time_us").reset_index()
+        table = frame.pivot_table(
+            index=["run", "causal", "seqlen_q"], columns="version", values="time_us"
+        ).reset_index()
         for row, causal in (("causal", True), ("no mask", False)):
             (line,) = re.findall(rf"^\| `attention`, {row} .*", text, re.MULTILINE)
             for kernel, column in columns.items():
