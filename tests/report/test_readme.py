@@ -118,7 +118,7 @@ def test_pictures_of_output_show_what_they_are_of(picture, words):
 
 
 def test_what_a_call_gives_is_of_the_published_runs():
-    """Geometric means over three lengths, from logs, of what README says of forward/49, and of 48 beside FlashAttention-3."""
+    """Geometric means over three lengths, from logs: of forward/49, and of 48 beside FlashAttention-3."""
     text = (ROOT / "README.md").read_text()
     for log, rung, columns in (
         ("every_width_h200", "49_every_width", {"fa2": 3, "fa4": 5, "cudnn": 6}),
