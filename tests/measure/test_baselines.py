@@ -68,6 +68,19 @@ class Told(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("gives_lse", [True, False])
+def test_flash_attention_3_may_give_o_alone(on_hopper, monkeypatch, gives_lse):
+    def flash_attn_func(q, k, v, **_):
+        return (v, q[..., 0]) if gives_lse else v
+
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=flash_attn_func))
+    problem = Problem(seqlen_q=64, batch=1)  # a tensor of one sequence can be unpacked, too
+    tensors = make_inputs(problem, "meta")
+    output = baselines.find("fa3", "forward").prepare(problem, tensors)()
+    assert output.o is tensors.v
+    assert (output.lse is None) != gives_lse
+
+
 @pytest.mark.parametrize(("name", "everything"), [("flash-attn", -1), ("fa3", -1), ("fa4", None)])
 @pytest.mark.parametrize(("bounds", "sides"), BOUNDED.values(), ids=BOUNDED)
 def test_flash_attn_is_told_of_bounds(on_hopper, monkeypatch, name, everything, bounds, sides):

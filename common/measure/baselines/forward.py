@@ -100,15 +100,15 @@ def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 
 
 def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
-    """flash_attn_func of FlashAttention 2 and 3: early releases of 3 give LSE unasked."""
+    """flash_attn_func of FlashAttention 2 and 3: some releases of 3 give LSE unasked, some never."""
     q, k, v = tensors.q, tensors.k, tensors.v
     options = _options(problem, -1)
     if "return_attn_probs" in signature(module.flash_attn_func).parameters:
         options["return_attn_probs"] = True  # gives LSE; without dropout no probabilities are made
 
     def run() -> Output:
-        o, lse, *_ = module.flash_attn_func(q, k, v, **options)
-        return Output(o, lse)
+        given = module.flash_attn_func(q, k, v, **options)
+        return Output(given) if isinstance(given, torch.Tensor) else Output(*given[:2])
 
     return run
 
