@@ -106,7 +106,7 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("kind", [pytest.param(x, marks=pytest.mark.slow if "number" in x else []) for x in SCALES])
 def test_pages_in_8_bits(kind, device):
     """As pages in 16 bits of the same numbers. What lies behind the keys is NaN."""
     given = SCALES[kind].to(device) if isinstance(SCALES[kind], torch.Tensor) else SCALES[kind]
@@ -295,14 +295,15 @@ def test_a_gpu_never_waits_and_a_graph_serves_other_lengths():
 @pytest.mark.gpu
 def test_a_graph_cuts_long_keys_as_their_lengths_suggest():
     """Captured with short ones; against keys that are not cut. A step leaves nothing to the next one."""
-    room, heads = 8192, {"block_table": None, "causal": True, "return_attn_probs": True}
+    room = 8192
     pages = drawn(2, 5 * room // 64, 64, HEADS_K, COLUMNS, device="cuda")
-    heads["block_table"] = torch.randperm(len(pages[0])).view(5, -1).int().cuda()
+    table = torch.randperm(5 * room // 64).view(5, -1).int().cuda()
+    options = {"block_table": table, "causal": True, "return_attn_probs": True}
     q, starts, lengths = drawn(30, HEADS, COLUMNS, device="cuda"), int32(range(6), "cuda"), int32([1] * 5, "cuda")
 
     def step(num_splits=0):
         return flashladder.flash_attn_varlen_func(
-            q, *pages, starts, None, 30, room, seqused_k=lengths, num_splits=num_splits, **heads
+            q, *pages, starts, None, 30, room, seqused_k=lengths, num_splits=num_splits, **options
         )[:2]
 
     for _ in range(3):

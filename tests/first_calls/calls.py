@@ -130,6 +130,8 @@ def with_pages(p: Problem, t: Tensors) -> dict[str, torch.Tensor]:
         "seqused_k": "cache_seqlens",
         "alibi_slopes": "alibi_slopes",
         "s_aux": "sinks",
+        "k_descale": "k_descale",
+        "v_descale": "v_descale",
     }
     options = {name: t.get(ours) for name, ours in names.items()}
     options |= {"causal": p.causal, "window_size": _bounds(p), "softcap": p.softcap, "return_attn_probs": True}

@@ -73,7 +73,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("kind", [pytest.param(x, marks=pytest.mark.slow if "columns" in x else []) for x in PARTS])
 def test_long_keys_are_cut_into_parts(kind, rung):
     """Those of a token, of a draft, and of rows of two tiles; what each tile comes to is of all its parts."""
     task = problem((1, 3, 0, 33, 2), (700, 333, 50, 90, 0), **PARTS[kind])
@@ -88,7 +88,7 @@ def test_tiles_with_fewer_blocks_than_parts(rung):
     assert not torch.equal(run(whole, make_inputs(whole), rung).o, tensors.o)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("", id="heads"), *KINDS_OF_SCALES])
+@pytest.mark.parametrize("kind", ["", pytest.param("tensor_scales", marks=pytest.mark.slow), "page_scales"])
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
 def test_caches_in_8_bits(kind, arch):
     """Scales of heads, of the cache or of pages; a window, sinks and the rest with the last ones."""
