@@ -116,9 +116,9 @@ struct RowReader {
             const int row = widened_row(number);
             const float scale = __shfl_sync(0xffffffff, places.scale[row / 8], row % 8 * 4 + lane / 8);
             const int odd = lane / 4 % 2;  // two neighbouring panels: other banks first
-            const uint4 first = widened(found.x, found.y, scale), second = widened(found.z, found.w, scale);
-            put(block, first_row + row, lane * 16 + odd * 8, odd ? second : first);
-            put(block, first_row + row, lane * 16 + 8 - odd * 8, odd ? first : second);
+            const uint2 low{found.x, found.y}, high{found.z, found.w};
+            put(block, first_row + row, lane * 16 + odd * 8, widened(odd ? high : low, scale));
+            put(block, first_row + row, lane * 16 + 8 - odd * 8, widened(odd ? low : high, scale));
         } else {
             const int from = number - wide, panel = in_8_bits ? panels - 1 : from / 4;
             put(block, first_row + from % 4 * 4 + lane / 8, panel * 64 + lane % 8 * 8, found);
@@ -165,12 +165,12 @@ struct RowReader {
         *reinterpret_cast<uint4 *>(block + Tile::offset(row, col)) = eight;
     }
     // Eight e4m3, each times the scale, rounded once.
-    __device__ static uint4 widened(uint32_t four, uint32_t others, float scale) {
+    __device__ static uint4 widened(uint2 eight, float scale) {
         auto two = [&](uint32_t of, int half) {
             const uint32_t bits = e4m3x2_to_f16x2(of, half);
             const float2 values = __half22float2(reinterpret_cast<const __half2 &>(bits));
             return pack<T>(values.x * scale, values.y * scale);
         };
-        return {two(four, 0), two(four, 1), two(others, 0), two(others, 1)};
+        return {two(eight.x, 0), two(eight.x, 1), two(eight.y, 0), two(eight.y, 1)};
     }
 };
