@@ -6,7 +6,7 @@
 #pragma once
 #include "latents.cuh"
 #include "pipeline/state.cuh"
-#include "ptx/global_loads.cuh"
+#include "ptx/through_registers.cuh"
 #include "ptx/sm89.cuh"
 #include "ptx/sm90.cuh"
 
@@ -110,7 +110,7 @@ struct RowReader {
         const bool has = row && (in_8_bits || byte < Tile::cols * int(sizeof(T)));
         piece[number % ahead] = load_global_16_or_zeros(row + byte, has);
     }
-    __device__ void store(const Places &places, int number, T *block) const {
+    __device__ void store(const Places &places, int number, uint32_t block) const {
         const uint4 found = piece[number % ahead];
         if (number < wide) {
             const int row = widened_row(number);
@@ -130,28 +130,29 @@ struct RowReader {
     __device__ void read_all(const Part &part, Ring &ring) {
         constexpr int block_n = Tile::rows;
         auto at = ring.producer();
-        Places here = find(part, part.begin), next = find(part, part.begin + block_n);
+        Places here = find(part, part.begin);
         load_scales(here);
 #pragma unroll
         for (int i = 0; i < ahead; ++i) load(here, i);
         for (int first = part.begin; first < part.end; first += block_n) {
-            Places after = find(part, first + 2 * block_n);
-            load_scales(next);
+            Places next = find(part, first + block_n);
             ring.empty[at.stage].wait(at.parity);
             keep_in_place(lane);
+            const uint32_t block = shared_address(ring.block[at.stage]);
             const unsigned there = __ballot_sync(0xffffffff, here.row != nullptr);
             if (lane == 0) ring.there[at.stage][first_row / rows] = there;
 #pragma unroll
             for (int i = 0; i < steps; ++i) {
-                if (i < pieces) store(here, i, ring.block[at.stage]);
+                if (i < pieces) store(here, i, block);
                 const int later = (i + ahead) % steps;
+                if (later == 0) load_scales(next);
                 if (later < pieces) load(later > i ? here : next, later);
             }
             fence_proxy_async();  // before wgmma reads the rows
             __syncwarp();         // every lane has written
             ring.full[at.stage].arrive_as_warp();
             at.advance();
-            here = next, next = after;
+            here = next;
         }
     }
 
@@ -161,8 +162,8 @@ struct RowReader {
     __device__ static const char *row_of(const Places &places, int row) {
         return reinterpret_cast<const char *>(__shfl_sync(0xffffffff, reinterpret_cast<long long>(places.row), row));
     }
-    __device__ static void put(T *block, int row, int col, uint4 eight) {
-        *reinterpret_cast<uint4 *>(block + Tile::offset(row, col)) = eight;
+    __device__ static void put(uint32_t block, int row, int col, uint4 eight) {
+        store_shared_16(block + Tile::offset(row, col) * sizeof(T), eight);
     }
     // Eight e4m3, each times the scale, rounded once.
     __device__ static uint4 widened(uint2 eight, float scale) {

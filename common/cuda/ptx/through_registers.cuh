@@ -1,4 +1,4 @@
-// Loads into registers that are on their way while others are used.
+// From global to shared memory through registers: loads are on their way while what came before is used.
 #pragma once
 #include <stdint.h>
 
@@ -11,6 +11,13 @@ __device__ inline uint4 load_global_16_or_zeros(const void *global, bool readabl
                  : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
                  : "l"(global), "r"(static_cast<int>(readable)));
     return value;
+}
+
+// A plain assignment of a uint4 is sometimes split into four stores.
+__device__ inline void store_shared_16(uint32_t shared, uint4 value) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
 }
 
 // Keeps the compiler from working out what follows from a number before this place, which takes registers of its own.
