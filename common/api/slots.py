@@ -52,20 +52,16 @@ def reshape_and_cache(
     table = k_cache.new_empty((1, 1), dtype=torch.int32)  # of one sequence, whose heads all tokens share
     cache = caches.scaled(caches.cache_of(k[None, :1], k_cache, v_cache, table, None, fp8), k_descale, v_descale)
     for name, new in (("k", k), ("v", v)):
-        _like(name, new, (tokens, *k_cache.shape[2:]), k.dtype, k.device)
+        validate.shaped(name, new, (tokens, *k_cache.shape[2:]), k.dtype, k.device)
     numbers = {"slot_mapping": slot_mapping}
     if (rotary_cos is None) != (positions is None) or (rotary_cos is None) != (rotary_sin is None):
         raise UnsupportedProblemError("rotary_cos, rotary_sin and positions are given together, or none of them")
     if positions is not None:
         numbers["positions"] = positions
     for name, found in numbers.items():
-        _like(name, found, (tokens,), torch.int64, k.device)
+        validate.shaped(name, found, (tokens,), torch.int64, k.device)
     interleaved = validate.flag("rotary_interleaved", rotary_interleaved)
     _append(k, v, *cache[:2], *cache[3:], slot_mapping, rotary_cos, rotary_sin, positions, interleaved)
-
-
-def _like(name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    validate.like(name, value, lambda given: not validate.differ(given, shape), dtype, device, f"it should be {shape}")
 
 
 @torch.library.custom_op("flashladder::reshape_and_cache", mutates_args=("k_cache", "v_cache"))

@@ -123,6 +123,11 @@ def like(
     return found
 
 
+def shaped(name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same of one shape."""
+    return like(name, value, lambda given: not differ(given, shape), dtype, device, f"it should be {shape}")
+
+
 def flag(name: str, value: object) -> bool:
     """UnsupportedProblemError for what is neither True nor False."""
     if value is not True and value is not False:

@@ -124,11 +124,8 @@ def concat_and_cache_mla(
     gradients.refuse(kv_c, k_pe)
     rows, tokens = _rows_of_bytes(k_cache), kv_c.shape[0]
     for name, x, columns in (("kv_c", kv_c, latent_rows.LATENT), ("k_pe", k_pe, latent_rows.ROTATED)):
-        wanted = (tokens, columns)
-        validate.like(name, x, lambda shape, wanted=wanted: shape == wanted, kv_c.dtype, rows.device, f"it is {wanted}")
-    validate.like(
-        "slot_mapping", slot_mapping, lambda shape: shape == (tokens,), torch.int64, rows.device, f"it is ({tokens},)"
-    )
+        validate.shaped(name, x, (tokens, columns), kv_c.dtype, rows.device)
+    validate.shaped("slot_mapping", slot_mapping, (tokens,), torch.int64, rows.device)
     if validate.can_look_at(slot_mapping) and (slot_mapping >= rows.shape[0] * rows.shape[1]).any():
         raise UnsupportedProblemError(
             f"slot_mapping goes to {int(slot_mapping.max())}; the cache has {rows.shape[0] * rows.shape[1]} rows"

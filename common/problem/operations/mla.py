@@ -157,7 +157,8 @@ class _Latent(Decode):
         p, found = problem, super().tensors(problem)
         if p.fp8_rows:
             for name, columns in zip(CACHES, (latent_rows.ROW_BYTES, HEAD_DIM_V), strict=True):
-                view = laid_out(p.layout, (*found[name].shape[:3], columns), ROW_BYTES)
+                pages, rows, heads, _ = found[name].shape
+                view = laid_out(p.layout, (pages, rows, heads, columns), ROW_BYTES)
                 found[name] = replace(found[name], view=view, dtype=torch.uint8)
         if p.sparse:  # in the place of the table
             indices = Tensor(contiguous(p.batch, p.seqlen_k), torch.int32)
