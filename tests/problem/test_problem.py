@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
-from flashladder.common.problem.operations.forward import LAYOUTS, attention
+from flashladder.common.problem.operations.forward import LAYOUTS, V_IS_K, attention
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.launch import check
 
@@ -94,8 +94,9 @@ def test_v_may_be_narrower_than_q_and_k():
         ({"batch": 0}, "batch=0: must be at least 1"),
         ({"num_heads": 4, "num_heads_k": 3}, "num_heads=4 must be a multiple of num_heads_k=3"),
         ({"dtype": "fp32"}, "dtype=fp32: must be one of bf16, fp16"),
-        ({"layout": "sbhd"}, "layout=sbhd: must be one of bshd, bhsd, padded, qkv"),
+        ({"layout": "sbhd"}, "layout=sbhd: must be one of bshd, bhsd, padded, qkv, kv"),
         ({"layout": "qkv", "seqlen_k": 3}, "seqlen_q=256 must equal seqlen_k=3"),
+        ({"layout": "kv", "head_dim_v": 136}, "head_dim_v=136 is at most 128"),
         ({"softmax_scale": math.inf}, "softmax_scale=inf: must be a positive, finite number"),
         ({"softmax_scale": -1.0}, "softmax_scale=-1.0: must be a positive, finite number"),
     ],
@@ -109,11 +110,12 @@ def test_what_is_no_problem_is_refused(options, message):
 def test_layouts_hold_the_same_numbers_and_suit_kernels(layout):
     plain = make_inputs(Problem(**SMALL))
     tensors = make_inputs(Problem(**SMALL, layout=layout))
-    for name in "qkv":
+    for name in "qv" if layout == V_IS_K else "qkv":
         assert torch.equal(getattr(tensors, name), getattr(plain, name))
+    assert (tensors.k.data_ptr() == tensors.v.data_ptr()) == (layout == V_IS_K)
     check(Problem(**SMALL, layout=layout), tensors.by_name)
     assert not torch.equal(make_inputs(Problem(**SMALL, seed=1)).q, plain.q)
-    strides = {"bshd": (64, 16), "bhsd": (16, 320), "padded": (120, 24), "qkv": (128, 16)}
+    strides = {"bshd": (64, 16), "bhsd": (16, 320), "padded": (120, 24), "qkv": (128, 16), "kv": (64, 16)}
     assert tensors.q.stride()[1:3] == strides[layout]
 
 

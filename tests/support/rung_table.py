@@ -16,7 +16,7 @@ from flashladder.common.own import FIRST
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP
 from flashladder.common.problem.inputs import make_inputs
-from flashladder.common.problem.operations.forward import LAYOUTS, PACKED_INPUTS
+from flashladder.common.problem.operations.forward import LAYOUTS, PACKED_INPUTS, V_IS_K
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import EMULATED_SMS, on_emulator
@@ -125,6 +125,8 @@ def draw(rng, longest, *, packed=False, window=False, softcap=False, dropout=Fal
     lengths = _packed_lengths(rng, longest) if packed else _lengths(rng, longest)
     rows, keys = (sum(lengths[name]) for name in lengths) if packed else lengths.values()
     same_width = kind.get("head_dim_v") in (None, kind.get("head_dim"))
+    loads_once = kind.get("head_dim", 0) > 256  # what of K and V is one tensor
+    layouts = [name for name in LAYOUTS if name != V_IS_K or loads_once]
     return Problem(
         **lengths,
         **{} if packed else {"batch": rng.choice((1, 1, 2))},
@@ -135,7 +137,7 @@ def draw(rng, longest, *, packed=False, window=False, softcap=False, dropout=Fal
         softcap=rng.choice((1.0, 20.0, 50.0)) if softcap else 0.0,
         dropout_p=rng.choice((0.1, 0.5)) if dropout else 0.0,
         softmax_scale=rng.choice((None, math.exp(rng.uniform(-6, 0)))),
-        layout=rng.choice([name for name in LAYOUTS if name != PACKED_INPUTS or (rows == keys and same_width)]),
+        layout=rng.choice([name for name in layouts if name != PACKED_INPUTS or (rows == keys and same_width)]),
         seed=rng.randrange(2**31),
     )
 

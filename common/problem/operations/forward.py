@@ -20,7 +20,8 @@ from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.problem import DTYPES, FEATURES, LSE, Operation, Problem
 
 PACKED_INPUTS = "qkv"  # the layout of inputs that lie row by row in one buffer
-LAYOUTS = (*buffers.LAYOUTS, PACKED_INPUTS)
+V_IS_K = "kv"  # the layout of one tensor that is K and V, of which V has the first columns
+LAYOUTS = (*buffers.LAYOUTS, PACKED_INPUTS, V_IS_K)
 ALL_KEYS = 2**30  # a window without an end on that side
 SLOPES, SINKS, TREE = "alibi_slopes", "sinks", "tree_mask"
 _SCORES_LIMIT = 2**25  # elements of S held at a time by `attention`
@@ -45,6 +46,10 @@ class Forward(Operation):
                 raise UnsupportedProblemError(
                     f"layout=qkv packs q, k and v row by row: {names[0]}={first} must equal {names[1]}={second}"
                 )
+        if problem.layout == V_IS_K and problem.head_dim_v > problem.head_dim:
+            raise UnsupportedProblemError(
+                f"layout=kv has V among K's columns: head_dim_v={problem.head_dim_v} is at most {problem.head_dim}"
+            )
 
     def argument(self, problem: Problem, name: str) -> Any:
         """A window without an end has one that no row reaches."""
@@ -76,18 +81,21 @@ class Forward(Operation):
         return sum(math.ceil(max(0, p.seqlen_k - keys) / block_n) for keys in hidden) / len(ends)
 
     def tensors(self, problem: Problem) -> dict[str, Tensor]:
-        """Each in a buffer of its own; in the layout qkv q, k and v share one."""
+        """Each in a buffer of its own; in the layout qkv q, k and v share one, and in kv k and v are one."""
         p, dtype = problem, DTYPES[problem.dtype]
         batch, rows, keys = self._rows(p)
         of_q, of_k = (batch, rows, p.num_heads), (batch, keys, p.num_heads_k)
         shapes = {"q": (*of_q, p.head_dim), "k": (*of_k, p.head_dim), "v": (*of_k, p.head_dim_v)}
-        views, within = {name: laid_out(p.layout, shape) for name, shape in shapes.items()}, ""
+        views = {name: laid_out(p.layout, shape) for name, shape in shapes.items()}
+        within: dict[str, str] = {}
         if p.layout == PACKED_INPUTS:
             strides = contiguous(batch, rows, p.num_heads + 2 * p.num_heads_k, p.head_dim).strides
             first_heads = {"q": 0, "k": p.num_heads, "v": p.num_heads + p.num_heads_k}
             views = {name: View(shapes[name], strides, head * p.head_dim) for name, head in first_heads.items()}
-            within = "q"
-        inputs = {name: Tensor(view, dtype, within=within) for name, view in views.items()}
+            within = dict.fromkeys(shapes, "q")
+        if p.layout == V_IS_K:
+            views["v"], within = View(shapes["v"], views["k"].strides), {"v": "k"}
+        inputs = {name: Tensor(view, dtype, within=within.get(name, "")) for name, view in views.items()}
         o = Tensor(laid_out(p.layout, (*of_q, p.head_dim_v)), dtype, OUTPUT)
         return {**inputs, **of_features(p), "o": o, LSE: lse_of(p, batch, p.num_heads, rows)}
 
