@@ -4,7 +4,7 @@ A kernel computes `HEAD_DIMS` columns. A tensor may have fewer: zeros take the p
 written.
 """
 
-HEAD_DIMS = (64, 96, 128, 192, 256)
+HEAD_DIMS = (64, 96, 128, 192, 256, 512)
 CACHED_HEAD_DIMS = (64, 96, 128, 256)  # those that rows of Q against a cache may have
 HEAD_DIM_STEP = 8  # 16 bytes of 16-bit elements: copies move so much at once
 

@@ -140,9 +140,9 @@ def test_what_it_cannot_do_is_said(device):
         ((q[0], k, v), {}, r"q has shape \(64, 1, 64\); it should be \(batch, seqlen, heads, head_dim\)"),
         ((q, k, v[:, :32]), {}, r"v is \(1, 32, 1, 64\) .*; with the other tensors it is \(1, 64, 1, 64\)"),
         (
-            [torch.zeros(1, 9, 1, 264, dtype=q.dtype, device=device)] * 3,
+            [torch.zeros(1, 9, 1, 520, dtype=q.dtype, device=device)] * 3,
             {},
-            "takes head_dim 64, .* 256, or .*, not 264",
+            "takes head_dim 64, .* 512, or .*, not 520",
         ),
         ((q, k, v), {"version": "16"}, "nearest rung that takes the problem is"),
         ((q, k, v), {"softmax_scale": -1.0}, "softmax_scale=-1.0"),
@@ -215,7 +215,7 @@ def test_the_fastest_rung_that_the_gpu_has_is_taken():
     assert fastest(problem).name == "49_every_width"
     assert fastest(problem, emulated=True).name == "24_woven_general"
     assert fastest(problem, "a100").name == "24_woven_general"
-    wide, wider, too_wide = (dataclasses.replace(problem, head_dim=d, head_dim_v=d) for d in (192, 256, 264))
+    wide, wider, too_wide = (dataclasses.replace(problem, head_dim=d, head_dim_v=d) for d in (192, 256, 520))
     assert fastest(wide, emulated=True).name == "24_woven_general"
     for each in (
         wide,
@@ -223,7 +223,7 @@ def test_the_fastest_rung_that_the_gpu_has_is_taken():
         *(dataclasses.replace(problem, **asked) for asked in ({"softcap": 30.0}, {"alibi": True})),
     ):
         assert fastest(each).name == "49_every_width"
-    with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 264"):
+    with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 520"):
         fastest(too_wide, "a100")
 
 

@@ -224,7 +224,7 @@ Q = drawn(1, 9, 4, 20)
         ((Q, Q, Q), {"sinks": SINKS.to("meta")}, "sinks on meta, q on cpu"),
         ((Q, Q, Q), {"out": torch.empty(1, 9, 4, 24, dtype=Q.dtype)}, "out is .* O is"),
         ((Q.clone().requires_grad_(), Q, Q), {"out": torch.empty_like(Q)}, "backward rungs take no out"),
-        ([torch.zeros(1, 9, 4, 300, dtype=Q.dtype)] * 3, {}, "q has head_dim 300, v 300; kernels take up to 256"),
+        ([torch.zeros(1, 9, 4, 604, dtype=Q.dtype)] * 3, {}, "q has head_dim 604, v 604; kernels take up to 512"),
     ],
 )
 def test_what_it_cannot_do_is_said(arguments, options, words):

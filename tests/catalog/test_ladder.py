@@ -135,8 +135,8 @@ def test_no_winner_launches_a_rung_that_is_no_rival_for_the_problem(tuned):
 def test_what_no_rung_of_the_card_takes_is_refused_with_the_reason():
     with pytest.raises(UnsupportedProblemError, match=r"11_fp8_cache uses hopper instructions, which need sm_90a"):
         catalog.choice(Problem(**SEQUENCES, seqlen_k=99, options={"fp8_cache": True}), A100)
-    with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 304"):
-        catalog.choice(Problem(seqlen_q=1, head_dim=304), H100)
+    with pytest.raises(UnsupportedProblemError, match=r"24_woven_general takes head_dim .*, not 520"):
+        catalog.choice(Problem(seqlen_q=1, head_dim=520), H100)
 
 
 @pytest.mark.parametrize(

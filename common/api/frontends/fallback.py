@@ -7,6 +7,7 @@ import warnings
 
 import torch
 
+from flashladder.common.api import differentiable, gradients
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.head_dims import HEAD_DIMS
@@ -30,8 +31,11 @@ def foresee(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise UnsupportedProblemError(
             f"v is {tuple(v.shape)}, k {tuple(k.shape)}; kernels take them alike but for head_dim"
         )
-    if (head_dim := max(q.shape[3], v.shape[3])) > HEAD_DIMS[-1]:
-        raise UnsupportedProblemError(f"kernels take head_dim up to {HEAD_DIMS[-1]}, not {head_dim}")
+    trains = gradients.needed(q, k, v)
+    most = differentiable.trained_widths(q).head_dims[-1] if trains else HEAD_DIMS[-1]
+    if (head_dim := max(q.shape[3], v.shape[3])) > most:
+        kernels = "kernels of gradients" if trains else "kernels"
+        raise UnsupportedProblemError(f"{kernels} take head_dim up to {most}, not {head_dim}")
 
 
 @torch.compiler.assume_constant_result  # under torch.compile it is said when the call is traced

@@ -184,8 +184,8 @@ def test_options(device):
     [
         (lambda q: {"query": q.float(), "key": q.float(), "value": q.float()}, "q is torch.float32; kernels take"),
         (
-            lambda q: dict.fromkeys(("query", "key", "value"), q.repeat(1, 1, 1, 5)),
-            "kernels take head_dim up to 256, not 320",
+            lambda q: dict.fromkeys(("query", "key", "value"), q.repeat(1, 1, 1, 9)),
+            "kernels take head_dim up to 512, not 576",
         ),
         (lambda q: {"dropout_p": 1.0}, "dropout_p=1.0: must be at least 0 and less than 1"),
         (lambda q: {"key": q[:, :9], "value": q[:, :9], "is_causal": True}, "which is to the upper left there"),
@@ -218,8 +218,8 @@ def test_compiled_in_one_piece(device):
     q = drawn(1, 20, 2, 64, device=device)
     compiled = torch.compile(lambda q: attend(q, q, q) + 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(q), attend(q, q, q) + 1)
-    with pytest.warns(FallbackWarning, match="kernels take head_dim up to 256, not 320"):
-        assert compiled(q.repeat(1, 1, 1, 5)).isfinite().all()
+    with pytest.warns(FallbackWarning, match="kernels take head_dim up to 512, not 576"):
+        assert compiled(q.repeat(1, 1, 1, 9)).isfinite().all()
 
 
 def test_without_diffusers_or_with_another(monkeypatch):

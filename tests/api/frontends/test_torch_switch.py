@@ -116,7 +116,7 @@ def test_what_is_refused_runs_on_torchs_and_is_said_once(cpu, recwarn):
         ((q.float(),) * 3, "q is torch.float32; kernels take torch.bfloat16, torch.float16"),
         ((q, q, q, 1.0), "dropout_p=1.0: must be at least 0 and less than 1"),
         ((q, q, q, 0.0, False, True), "return_debug_mask: kernels keep no probabilities"),
-        ((drawn(1, 1, 16, 264),) * 3, "head_dim"),
+        ((drawn(1, 1, 16, 520),) * 3, "head_dim"),
         ((drawn(1, 1, 16, 264).requires_grad_(),) * 3, "head_dim"),
     )
     for arguments, reason in refused:

@@ -196,7 +196,7 @@ def test_what_it_refuses_runs_on_sdpa_and_is_said_once():
     llama = made("Llama")
     masked = torch.ones(2, 1, 12, 12).tril().bool().roll(1, -1)
     same(llama, "a mask that is more than causal, padding and a window", attention_mask=masked)
-    same(made("Llama", head_dim=264), "kernels take head_dim up to 256, not 264")
+    same(made("Llama", head_dim=520), "kernels take head_dim up to 512, not 520")
     same(made("Llama", dtype=torch.float32), "q is torch.float32")
     with pytest.warns(FallbackWarning, match=r"dropout_p=1.0: must be at least 0 and less than 1"), torch.no_grad():
         made("Llama", attention_dropout=1.0, attn_implementation="ladder").train()(IDS)
@@ -239,8 +239,8 @@ def test_a_softcap(device):
 
 
 def test_what_nobody_but_eager_has_is_refused():
-    capped = made("Gemma2", attn_logit_softcapping=30.0, head_dim=264)
-    words = r'not 264; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
+    capped = made("Gemma2", attn_logit_softcapping=30.0, head_dim=520)
+    words = r'not 520; with a softcap, which "sdpa" has not, attn_implementation="eager" works'
     with pytest.raises(UnsupportedProblemError, match=words):
         logits(capped, "ladder", IDS)
     tensor = torch.zeros(1, 1, 4, 64)

@@ -25,14 +25,19 @@ using namespace config;
 constexpr int num_threads = num_warps * 32;
 constexpr int warp_rows = block_m / num_warps;
 
+// Columns of V and O. Of 512 a thread has no registers for O: then two CTAs share them, and each computes all scores.
+constexpr int shares = head_dim > 256 ? 2 : 1, share_cols = head_dim / shares;
+
 using QTile = SwizzledPanels<block_m, head_dim>;
-using KVTile = SwizzledPanels<block_n, head_dim>;
+using OTile = SwizzledPanels<block_m, share_cols>;  // in the place of Q
+using KTile = SwizzledPanels<block_n, head_dim>;
+using VTile = SwizzledPanels<block_n, share_cols>;
 
 constexpr int k_stages = 2, v_stages = 3;
-constexpr int tile_bytes = KVTile::size * sizeof(dtype);
-constexpr int part_bytes = KVTile::step(edge_n, 0) * sizeof(dtype);
+constexpr int k_bytes = KTile::size * sizeof(dtype), v_bytes = VTile::size * sizeof(dtype);
+constexpr int part_bytes = KTile::step(edge_n, 0) * sizeof(dtype);
 
-constexpr int loss_at = QTile::size * sizeof(dtype) + (k_stages + v_stages) * tile_bytes;
+constexpr int loss_at = QTile::size * sizeof(dtype) + k_stages * k_bytes + v_stages * v_bytes;
 
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
@@ -40,14 +45,15 @@ using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedT
 using SinkingTensors = std::conditional_t<sinks, Sinking<BiasedTensors>, BiasedTensors>;
 using DroppingTensors = std::conditional_t<dropout, Dropping<SinkingTensors>, SinkingTensors>;
 using Params = std::conditional_t<narrower, Narrower<DroppingTensors>, DroppingTensors>;
-FLASHLADDER_KERNEL(attention_forward, Params, Launch{num_threads, loss_at + sizeof(Loss), block_m, block_n});
+constexpr Launch whole{num_threads, loss_at + sizeof(Loss), block_m, block_n};
+FLASHLADDER_KERNEL(attention_forward, Params, shares > 1 ? whole.over("cdiv(seqlen_q, block_m)", "num_heads * 2", "batch") : whole);
 
 extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     attention_forward(const __grid_constant__ Params params) {
     extern __shared__ __align__(128) char shared[];
     dtype *shared_q = reinterpret_cast<dtype *>(shared);
     dtype *shared_k = shared_q + QTile::size;
-    dtype *shared_v = shared_k + k_stages * KVTile::size;
+    dtype *shared_v = shared_k + k_stages * KTile::size;
 
     Loss &loss = *reinterpret_cast<Loss *>(shared + loss_at);
     loss.clear();
@@ -58,13 +64,20 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                                     Assignment<dtype, block_m, head_dim, causal && !window>>;
     Mask<causal, window> mask{params};
     auto assigned = [&] {
-        const Work work{params, cta_index()};
+        Work work{params, cta_index()};
+        work.head /= shares;
         if constexpr (packed) mask.take(work.seqlen_q(), work.seqlen_k());
         return work;
     };
+    const auto first_col = [&] {
+        if constexpr (shares > 1)
+            return Work{params, cta_index()}.head % shares * share_cols;
+        else
+            return Zero{};
+    };
     const int warp_row = uniform_warp_index() * warp_rows;
 
-    const auto columns = columns_of<narrower>(params), columns_v = columns_of_v<narrower>(params);
+    const auto columns = columns_of<narrower>(params), columns_v = columns_of_v<narrower>(params, first_col());
     using Columns = std::remove_const_t<decltype(columns)>;
     PanelCopier<QTile, num_warps, dtype, Columns> q_copier{columns};
     {
@@ -73,19 +86,19 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         q_copier.start(shared_q, work.q(), params.q_stride.row);
         q_copier.copy_rows(0, work.rows());
     }
-    PanelStageCopier<KVTile, num_warps, dtype, Columns> copier{columns, columns_v};
-    copier.start(shared_k + KVTile::size, shared_v + KVTile::size, params.k_stride.row, params.v_stride.row);
+    PanelStageCopier<KTile, VTile, num_warps, dtype, Columns> copier{columns, columns_v};
+    copier.start(shared_k + KTile::size, shared_v + VTile::size, params.k_stride.row, params.v_stride.row);
 
     QOperand<warp_rows, head_dim, 2, HoistedReader<QTile, dtype>, 2> q_operand;
-    FragmentRing<block_n, head_dim, blocks_ahead, false, HoistedReader<KVTile, dtype, ByRow>> k_operand;
-    FragmentRing<head_dim, block_n, blocks_ahead, true, HoistedReader<KVTile, dtype>> v_operand;
+    FragmentRing<block_n, head_dim, blocks_ahead, false, HoistedReader<KTile, dtype, ByRow>> k_operand;
+    FragmentRing<share_cols, block_n, blocks_ahead, true, HoistedReader<VTile, dtype>> v_operand;
     q_operand.start(shared_q, warp_row);
     k_operand.reader.start(shared_k);
     v_operand.reader.start(shared_v);
-    TileRing<k_stages, tile_bytes> k_tiles;
-    TileRing<v_stages, tile_bytes> v_tiles;
+    TileRing<k_stages, k_bytes> k_tiles;
+    TileRing<v_stages, v_bytes> v_tiles;
 
-    Accumulator<warp_rows, head_dim> o;
+    Accumulator<warp_rows, share_cols> o;
     const ScoresInLog2<softcap> score{params};
     const Bias<alibi> bias{params, assigned, mask, warp_row, 1.0f};
     SinkingSoftmax<dtype, warp_rows> softmax{1.0f};
@@ -110,8 +123,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         const int unseen = window ? max(mask.first(first_row) - j * block_n, 0) : 0;
 #pragma unroll 1
         for (int part = (seen + edge_n - 1) / edge_n - 1; part >= unseen / edge_n; --part) {
-            KOperand<edge_n, head_dim, 2, HoistedReader<KVTile, dtype, ByRow>> k{k_operand.reader.base + part * part_bytes};
-            VOperand<head_dim, edge_n, 2, HoistedReader<KVTile, dtype>> v{v_operand.reader.base + part * part_bytes};
+            KOperand<edge_n, head_dim, 2, HoistedReader<KTile, dtype, ByRow>> k{k_operand.reader.base + part * part_bytes};
+            VOperand<share_cols, edge_n, 2, HoistedReader<VTile, dtype>> v{v_operand.reader.base + part * part_bytes};
             Accumulator<warp_rows, edge_n> s;
             s.clear();
             gemm<dtype, head_dim, false, Serpentine>(s, q_operand, k);
@@ -198,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     auto attend_all = [&](Pass pass) {
         const Work work = assigned();
         const int first = max(pass.from, 0);  // no row may see any key
-        copier.copy_block(work.k(), work.v(), first, work.seqlen_k() - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
+        copier.copy_block(work.k(), work.v() + first_col(), first, work.seqlen_k() - first * block_n, -k_tiles.to_next(), -v_tiles.to_next());
         cp_async_commit();
         const auto lowest_plain = mask.template first_plain_block<block_n>(work.first_row() + block_m - 1);
         const int plain_blocks = max(mask.template plain_blocks<block_n>(work.first_row()), int(lowest_plain));
@@ -230,11 +243,11 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
     }
     if constexpr (dropout) scale(o, dropping.rescale);
     const Work work = assigned();
-    if (lse && params.lse != nullptr) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
+    if (lse && params.lse != nullptr && first_col() == 0) softmax.store_lse(work.lse() + warp_row, work.rows() - warp_row);
 
     // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place.
-    store_to_shared_hoisted<QTile>(shared_q, warp_row, o);
+    store_to_shared_hoisted<OTile>(shared_q, warp_row, o);
     __syncwarp();
-    store_rows_before<QTile, warp_rows, StoreNoAllocate>(work.rows(), work.o(), params.o_stride.row, shared_q, warp_row,
+    store_rows_before<OTile, warp_rows, StoreNoAllocate>(work.rows(), work.o() + first_col(), params.o_stride.row, shared_q, warp_row,
                                                          columns_v);
 }

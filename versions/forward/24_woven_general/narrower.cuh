@@ -17,7 +17,7 @@ struct FirstColumns {
     __device__ bool has(int col) const { return col < count; }
 };
 
-// Of Q and K, and of V and O.
+// Of Q and K; and of V and O from column `first` on.
 template <bool narrower, class Params>
 __device__ inline auto columns_of(const Params &params) {
     if constexpr (narrower)
@@ -26,9 +26,9 @@ __device__ inline auto columns_of(const Params &params) {
         return AllColumns{};
 }
 template <bool narrower, class Params>
-__device__ inline auto columns_of_v(const Params &params) {
+__device__ inline auto columns_of_v(const Params &params, int first = 0) {
     if constexpr (narrower)
-        return FirstColumns{params.head_dim_v};
+        return FirstColumns{params.head_dim_v - first};
     else
         return AllColumns{};
 }
