@@ -13,9 +13,9 @@ from flashladder.common.problem.problem import Problem
 
 
 def test_the_next_one_of_multiples_of_8():
-    padded = {8: 64, 64: 64, 72: 96, 104: 128, 136: 192, 200: 256, 256: 256}
+    padded = {8: 64, 64: 64, 72: 96, 104: 128, 136: 192, 200: 256, 256: 256, 264: 512, 512: 512}
     assert {head_dim: padded_head_dim(head_dim) for head_dim in padded} == padded
-    for neither in (59, 100, 264):
+    for neither in (59, 100, 300, 520):
         assert padded_head_dim(neither) == neither
 
 
@@ -29,6 +29,9 @@ def test_the_next_one_of_multiples_of_8():
         (200, {}, "49"),
         (200, {"window_left": 9}, "49"),
         (80, {"alibi": True}, "49"),
+        (264, {}, "50"),
+        (504, {"window_left": 9, "softcap": 2.0, "alibi": True, "sinks": True}, "50"),
+        (320, {"dropout_p": 0.1}, "24"),
     ],
 )
 @pytest.mark.parametrize("gpu", ["h200", "a100"])

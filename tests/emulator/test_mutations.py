@@ -33,12 +33,14 @@ REDUNDANT = [entry for entry in LISTED if "/" not in entry["rung"]]  # other lad
 
 HALVING = ("41", "42", "43", "44", "45", "46", "47", "48", "49")  # of a tile's first block upper rows take half
 # Their CTAs draw tiles from a queue of two slots, which has to come round.
-TILES_OF_A_HEAD = dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4} | dict.fromkeys(HALVING, 5)
+TILES_OF_A_HEAD = (
+    dict.fromkeys(("34", "35", "36", "37", "38"), 2) | {"39": 4, "40": 4} | dict.fromkeys(HALVING, 5) | {"50": 3}
+)
 # A warpgroup past the end, or above the first row, only gives back.
 WITHOUT_ROWS = dict.fromkeys(("35", "36", "37", "38", "39", "40", *HALVING), 64)
 # When they draw a tile depends on how many blocks the one before has: under a causal mask these have 0, 1, 3 and 4.
 # Those from rung 41 on have 0 to 4 blocks of 128 keys, and one of two warpgroups half a block less.
-MASKED_KEYS = {"39": 256, "40": 256} | dict.fromkeys(HALVING, 448)
+MASKED_KEYS = {"39": 256, "40": 256} | dict.fromkeys(HALVING, 448) | {"50": 256}
 # These have no synchronisation that a higher rung has not, instruction by instruction, and are not asked again.
 AS_IN = {"31": "33", "32": "33", "35": "37", "39": "40", "41": "45", "42": "45", "44": "45"}
 # These are asked for what they have beside others; of those each is asked for what it has beside yet others, and in the
@@ -50,6 +52,7 @@ BESIDE = dict.fromkeys(("29", "30", "33", "34", "36", "37"), ("38",)) | {
     **dict.fromkeys(("46", "47", "48"), ("48 with dropout",)),
     "48 with dropout": ("43",),
     "49": ("48", "48 with dropout"),
+    "50": ("48", "48 with dropout"),
 }
 CARRIERS = ("43", "48", "48 with dropout")  # of rung 49
 WEAKER = ("one group less",)  # than with the instruction, but more than without it

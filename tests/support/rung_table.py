@@ -32,6 +32,7 @@ LAUNCHED = [
     rung for rung in GENERAL if rung in (catalog.find(launch.rung) for launch in catalog.ladder_of(FIRST).launches)
 ]  # by `attention`
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
+WIDE = [rung for rung in RUNGS if rung not in GENERAL and rung.takes(Problem(seqlen_q=3, head_dim=512))]  # launched too
 # Fields of a configuration that a problem decides.
 DECIDED = (
     *("head_dim", "head_dim_v", "dtype", "causal", "lse", "window", "softcap", "alibi", "sinks", "dropout"),

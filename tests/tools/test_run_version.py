@@ -191,7 +191,7 @@ def test_on_a_gpu_it_is_timed_beside_the_official_kernel(run, monkeypatch):
 def test_the_ladder_is_listed_a_line_a_rung(run):
     code, out, _ = run("--list")
     assert code == 0
-    assert out.index("00_minimal ") < out.index("01_base ") < out.index("49_every_width ") < out.index("triton ")
+    assert out.index("00_minimal ") < out.index("01_base ") < out.index("50_scores_apart ") < out.index("triton ")
     rungs = [rung for ladder in catalog.ladders() for rung in catalog.versions(ladder=ladder)]
     assert len(out.splitlines()) < len(rungs) + len(catalog.references()) + 6 * len(catalog.ladders()) + 6
     code, out, _ = run("--list", "experiments")
@@ -208,7 +208,7 @@ def test_one_is_told_at_length(run):
 
 def test_a_name_that_is_like_none_lists_no_dozens(run):
     _, _, err = run("99")
-    assert err.startswith("error: no version 99; there are 00_minimal to 49_every_width, c, ")
+    assert err.startswith("error: no version 99; there are 00_minimal to 50_scores_apart, c, ")
     assert len(err) < 220
 
 

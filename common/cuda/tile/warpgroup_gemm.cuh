@@ -35,6 +35,7 @@ struct ByRows {
     __device__ uint64_t at(int step) const { return first + (Tile::step(0, step / 4 * 64) * 2 + step % 4 * 32 >> 4); }
     __device__ ByRows after(int tiles) const { return {first + tiles * (Tile::size * 2 >> 4)}; }
     __device__ ByRows below(int rows) const { return {first + (Tile::step(rows, 0) * 2 >> 4)}; }
+    __device__ ByRows right(int cols) const { return {first + (Tile::step(0, cols) * 2 >> 4)}; }
 };
 
 // An operand in shared memory whose rows run along k: V of P V. `at` gives its 16 rows of a step, from a multiple of 64
@@ -51,6 +52,7 @@ struct ByColumns {
     __device__ uint64_t at(int step) const { return first + (Tile::step(step * 16, 0) * 2 >> 4); }
     __device__ ByColumns after(int tiles) const { return {first + tiles * (Tile::size * 2 >> 4)}; }
     __device__ ByColumns below(int rows) const { return {first + (Tile::step(rows, 0) * 2 >> 4)}; }
+    __device__ ByColumns right(int cols) const { return {first + (Tile::step(0, cols) * 2 >> 4)}; }
 };
 
 template <int rows, int cols>
