@@ -223,7 +223,7 @@ def test_the_first_rung_that_takes_a_problem_computes_it(monkeypatch, tmp_path):
         (q.repeat(9, 1, 1, 1), cache, many, "sm_90a", ("mla/06", 4)),
         (q.repeat(17, 1, 1, 1), cache, table.repeat(17, 1), "sm_90a", ("mla/05", 8)),
         (q.repeat(8, 1, 1, 1), cache, long.repeat(8, 1), "sm_90a", ("mla/06", 8)),
-        (q, cache[:, :24], table, "sm_90a", ("mla/07", 8)),
+        (q, cache[:, :24], table, "sm_90a", ("mla/02", 8)),
         (q, cache, table, "sm_80", ("mla/00", 8)),
     ):
         gpu = load_gpu("h100" if arch == "sm_90a" else "a100")
