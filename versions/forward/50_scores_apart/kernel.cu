@@ -209,7 +209,8 @@ __device__ inline void sum(Shared &shared, const Params &params, Mask<causal, wi
         weights.release();
         const int row = blocks.first_row + warp_row;
         const long long first = first_of_rows(params, work.get(&WorkTile::batch_q), work.get(&WorkTile::row_q) + row,
-                                              work.get(&WorkTile::head)) + first_col;
+                                              work.get(&WorkTile::head)) +
+                                first_col;
         work.advance();
         __syncwarp();  // all lanes have read the tile before
         work.release(true);
