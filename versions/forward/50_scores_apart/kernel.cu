@@ -19,7 +19,7 @@
 #include "49_every_width/rows_of_o.cuh"
 #include "49_every_width/slope.cuh"
 #include "50_scores_apart/partly_held_q.cuh"
-#include "50_scores_apart/weights.cuh"
+#include "50_scores_apart/weight_tiles.cuh"
 #include "config.cuh"
 #include "launch.cuh"
 #include "pipeline/pipeline.cuh"
