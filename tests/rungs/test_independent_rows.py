@@ -13,7 +13,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import gpu
 from flashladder.common.runtime.execute import on_emulator, on_gpu
 
-RUNGS = ("48", "49")
+RUNGS = ("48", "49", "50")
 KEPT = 15  # of each 16 rows one stays as it is
 # In nats: m stays, moves and is lost, each in rows of its own.
 SPREADS = (1, 60, 400)
@@ -26,7 +26,7 @@ KINDS = [
         for dtype in catalog.find(rung).supports.dtype
         for causal in (False, True)
     ),
-    *((rung, APART) for rung in RUNGS),
+    *((rung, APART) for rung in ("48", "49")),
 ]
 EMULATED = partial(on_emulator, race=False)  # test_rungs.py looks for races
 
@@ -87,7 +87,7 @@ def test_a_batch_does_not_change_a_sequence():
     tensors = {problem: inputs(problem, "cpu") for problem in (one, many)}
     for name in ("q", "k", "v"):
         getattr(tensors[many], name)[1, :, 2] = getattr(tensors[one], name)[0, :, 0]
-    rung = catalog.find(RUNGS[-1])
+    rung = catalog.find("49")
     for problem, each in tensors.items():
         EMULATED(translate(rung, rung.config_for(problem), "sm_90a"), problem, each)
     torch.testing.assert_close(tensors[many].o[1, :, 2], tensors[one].o[0, :, 0], rtol=0, atol=0)
