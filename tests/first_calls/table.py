@@ -187,7 +187,7 @@ def _rows() -> list[Row]:
     lengths = {"seqlens_q": (200, 0, 3, 333), "sinks": True, "window_left": 60, "head_dim": 80}
     add("flash_attn_varlen_func, pages", calls.with_pages, True, seqlens_q=(33, 7), seqlens_k=(1, 70), **packed_q)
     in_8_bits = {**packed_q, "options": {**pages, "packed_q": True, "fp8_cache": True}}
-    add("flash_attn_varlen_func, FP8 pages", calls.with_pages, seqlens_q=(33, 7), seqlens_k=(1, 3000), **in_8_bits)
+    add("flash_attn_varlen_func, FP8 pages", calls.with_pages, seqlens_q=(33, 7), seqlens_k=(1, 700), **in_8_bits)
     captured = calls.captured_later(calls.with_pages)
     add("flash_attn_varlen_func, pages, captured from the second call on", captured, **packed_q, **lengths)
     add("flash_mla_with_kvcache", calls.with_latents, True, operation="mla", options=pages)

@@ -19,7 +19,7 @@ from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.support.rung_table import mostly_slow
 
 NAME = "decode"
-RUNGS = [rung for rung in catalog.versions(ladder=NAME) if "fp8_cache" not in rung.choices]
+RUNGS = [rung for rung in catalog.versions(ladder=NAME) if not {"fp8_cache", "packed_q"} & rung.choices.keys()]
 LAST, HOPPERS, FIRST_PAGED, GENERAL = (catalog.find(f"decode/{number}") for number in ("06", "07", "04", "10"))
 BY_TMA = [rung for rung in RUNGS if "page_size" in rung.choices]
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}

@@ -59,7 +59,7 @@ def test_a_new_size_makes_nothing_ready(monkeypatch, call, gpu):
     for size in range(3, 11):
         call(size)
     assert (len(ready.by_kind), len(driver.memory), driver.loads) == before
-    assert len(driver.memory) <= 1
+    assert len(driver.memory) <= 2  # a workspace, and counters
 
 
 def test_pages_of_another_size_have_a_kernel_of_their_own(driver):
