@@ -328,8 +328,8 @@ def broken(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("rung", "file", "old", "message"),
     [
-        (LAST, "cuda/last_cta.cuh", "__threadfence();  // before others", "race on global memory: .*partial_lse"),
-        (LAST, "cuda/last_cta.cuh", "__threadfence();  // behind", "race on global memory: .*partial_lse"),
+        (LAST, "cuda/arrivals.cuh", "__threadfence();  // before others", "race on global memory: .*partial_lse"),
+        (LAST, "cuda/arrivals.cuh", "__threadfence();  // behind", "race on global memory: .*partial_lse"),
         (HOPPERS, "00_mutant/kernel.cu", "wait_for_dependency();", "attention_decode, before which combine may begin"),
         (BY_TMA[0], "cuda/page_ring.cuh", "empty[at.stage].wait(at.parity);", "more arrivals at once"),
         (BY_TMA[0], "00_mutant/kernel.cu", "fence_proxy_async();  // this lane", "read in another proxy"),
