@@ -119,6 +119,14 @@ struct LaggingSoftmax {
     }
     __device__ float row_w(int h) const { return w.block[0][0][2 * h]; }
 
+    // The same of what is yet to be rounded, without the tensor cores: w is the lane's share.
+    template <int cols>
+    __device__ void sum_rounded(const Accumulator<16, cols> &s) {
+#pragma unroll
+        for (const auto &block : s.block[0])
+            each_row([&](int h) { w.block[0][0][2 * h] += sum_of_rounded(block[2 * h], block[2 * h + 1]); });
+    }
+
     // A row's m, as it counts from 0.
     __device__ float m_from_zero(int h) const { return base_of(h).from_zero(scale); }
 
@@ -142,6 +150,19 @@ struct LaggingSoftmax {
         __device__ float from_zero(float scale) const { return fmaf(origin, scale, m); }
     };
     __device__ Base base_of(int h) const { return m[h] == far ? Base{origin[h], headroom} : Base{0.0f, m[h]}; }
+
+    // volatile: or ptxas takes it for the rounding of the operand, which belongs behind the wait for O
+    static __device__ float sum_of_rounded(float low, float high) {
+        uint32_t two;
+        if constexpr (is_half) {
+            asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+            const float2 values = __half22float2(reinterpret_cast<const __half2 &>(two));
+            return values.x + values.y;
+        } else {
+            asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+            return __uint_as_float(two << 16) + __uint_as_float(two & 0xffff0000);
+        }
+    }
 
     // Sets m of a row with this maximum.
     __device__ void begin(int h, float highest) {

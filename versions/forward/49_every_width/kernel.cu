@@ -72,7 +72,7 @@ using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (has_ones ? ones_columns : 0)>;  // and the sum of P
 using Kept = DrawnMask<dtype, Masks, dropout>;
-using Softmax = LaggingSoftmax<dtype, lse || sums_apart>;
+using Softmax = LaggingSoftmax<dtype, lse>;
 using Scores = SlopingScores<softcap, alibi>;
 
 struct Shared {
@@ -170,6 +170,11 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
         v.wait();
         start_sum<dtype>(o, p, v.operand());
     };
+    // Before P is an operand. It is summed as it will be rounded: keys that weigh alike are all rounded to the same side.
+    auto weigh = [&](auto &s) {
+        if constexpr (sums_apart) softmax.sum_rounded(s);
+        kept.round(s, softmax);
+    };
     auto step = [&](int j, auto is_masked, auto &p_before) {
         constexpr bool masked = decltype(is_masked)::value;
         forget_steps(q);
@@ -187,7 +192,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
         const auto bring_back = [&](const bool (&lost)[2]) { recompute(s, lost, j * block_n); };
         softmax.update(s, bring_back, scores.template line<in_line>(rows.first(), j * block_n));  // P = 2^(S - m)
         k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
-        kept.round(s, softmax);
+        weigh(s);
         if constexpr (dropout) v.wait();  // for ptxas, which would round behind the wait for O
         wait_for(o, p_before);
         v.release();
@@ -209,7 +214,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
         on_begun();
-        kept.round(s, softmax);
+        weigh(s);
         auto p_first = kept.rounded(s);
         if (ends_early && j >= lowest)
             step(j--, std::true_type(), p_first);
@@ -315,7 +320,7 @@ __device__ inline void attend(Shared &shared, const Params &params, const Maps &
         }
 
         if (has_rows) {
-            const auto row_sum = [&](int h) { return sums_apart ? quad_sum(softmax.l[h]) : softmax.row_w(h); };
+            const auto row_sum = [&](int h) { return sums_apart ? quad_sum(softmax.row_w(h)) : softmax.row_w(h); };
             const auto divided = [&] {
                 if constexpr (has_ones)
                     return divide_by_sums(o, softmax, sink);
