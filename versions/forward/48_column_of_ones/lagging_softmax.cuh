@@ -151,15 +151,12 @@ struct LaggingSoftmax {
     };
     __device__ Base base_of(int h) const { return m[h] == far ? Base{origin[h], headroom} : Base{0.0f, m[h]}; }
 
-    // volatile: or ptxas takes it for the rounding of the operand, which belongs behind the wait for O
     static __device__ float sum_of_rounded(float low, float high) {
-        uint32_t two;
+        const uint32_t two = pack<T>(low, high);
         if constexpr (is_half) {
-            asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
             const float2 values = __half22float2(reinterpret_cast<const __half2 &>(two));
             return values.x + values.y;
         } else {
-            asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
             return __uint_as_float(two << 16) + __uint_as_float(two & 0xffff0000);
         }
     }

@@ -172,7 +172,10 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
     };
     // Before P is an operand. It is summed as it will be rounded: keys that weigh alike are all rounded to the same side.
     auto weigh = [&](auto &s) {
-        if constexpr (sums_apart) softmax.sum_rounded(s);
+        if constexpr (sums_apart) {
+            softmax.sum_rounded(s);
+            stay_here(s);  // or the operand, which belongs behind the wait for O, would be what was summed
+        }
         kept.round(s, softmax);
     };
     auto step = [&](int j, auto is_masked, auto &p_before) {
