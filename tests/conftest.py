@@ -45,9 +45,9 @@ def pytest_collection_modifyitems(config, items):
     """Of long tests some are left to other runs. What runs alone comes last."""
     from flashladder.tests.support.thirds import is_asked
 
-    left = [item for item in items if item.get_closest_marker("slow") and not is_asked(item)]
-    config.hook.pytest_deselected(items=left)
-    kept = [item for item in items if item not in {*left}]
+    left = {item for item in items if item.get_closest_marker("slow") and not is_asked(item)}
+    config.hook.pytest_deselected(items=[*left])
+    kept = [item for item in items if item not in left]
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("alone") is not None)
 
 

@@ -4,6 +4,7 @@ compile     kernels, many at once           artifact   what comes of one
 sources     a kernel and its headers        cubin      the ELF file that ptxas makes
 declaration what kernels tell of their launches
 toolchain   finds nvcc and its companions   ninja      runs what is to be compiled
+install     finished folders into the cache
 library     C source -> shared library, for references on the CPU
 prebuilt    kernels that came with the package
 """

@@ -5,7 +5,6 @@ includes, the configuration, the arch, the flags and the compiler. A finished fo
 number of processes may build at once, and be killed, without harm; two that build the same thing both do the work.
 """
 
-import errno
 import hashlib
 import os
 import re
@@ -21,10 +20,10 @@ from typing import Literal, TypeVar, overload
 from flashladder.common.catalog import Version
 from flashladder.common.compiler import artifact as artifacts
 from flashladder.common.compiler.artifact import Artifact, PtxModule
+from flashladder.common.compiler.install import give_way, install_artifact, install_folder
 from flashladder.common.compiler.ninja import (
     in_cache,
     plain,
-    put,
     run_ninja,
     said,
     space_in_cache,
@@ -78,9 +77,8 @@ class BuildRequest:
 
 
 OnPtx = Callable[[BuildRequest, PtxModule], None]
-Keep = Callable[
-    [BuildRequest, Path, Path, float], Made
-]  # from a folder to its place; what was made, in so many seconds
+# From a folder to its place, in so many seconds; what was made.
+Keep = Callable[[BuildRequest, Path, Path, float], Made]
 
 
 def build_one(version: Version, config: KernelConfig, arch: str) -> Artifact:
@@ -379,43 +377,16 @@ def _compile_seconds(ninja_log: Path, last: str) -> dict[str, float]:
 
 def _as_artifact(request: BuildRequest, folder: Path, place: Path, seconds: float) -> Artifact:
     artifacts.seal(artifacts.module(folder, request.version, request.config, request.arch), seconds)
-    return _install(folder, place)
+    return install_artifact(folder, place)
 
 
 def _as_ptx(request: BuildRequest, folder: Path, place: Path, seconds: float) -> PtxModule:
     module = artifacts.module(folder, request.version, request.config, request.arch)
     artifacts.seal_ptx(folder)
     if place.exists() and not artifacts.has_whole_ptx(place):
-        _give_way(place, folder)
-    return replace(module, directory=_as_folder(request, folder, place, seconds))
+        give_way(place, folder)
+    return replace(module, directory=install_folder(folder, place))
 
 
 def _as_folder(_request: BuildRequest, folder: Path, place: Path, _seconds: float) -> Path:
-    try:
-        put(folder, place)
-    except OSError as error:
-        if not place.exists():  # or another process has put the same there
-            raise BuildError(f"what was compiled cannot be moved to {place}: {error.strerror}") from None
-    return place
-
-
-def _give_way(damaged: Path, folder: Path) -> None:
-    """Puts a damaged folder beside the finished one, which goes away with what is around it."""
-    with suppress(FileNotFoundError):
-        damaged.rename(folder.with_name(f"{damaged.name}-damaged"))
-
-
-def _install(folder: Path, place: Path) -> Artifact:
-    """Renames a finished folder into place; another process's finished one is as good, a damaged one gives way."""
-    while True:
-        try:
-            put(folder, place)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise BuildError(f"the artifact cannot be moved to {place}: {error.strerror}") from None
-            if artifacts.load(place, cached=False) is None:
-                _give_way(place, folder)
-                continue
-        if finished := artifacts.load(place, cached=False):
-            return finished
-        raise BuildError(f"the artifact {place} was damaged as soon as it was written; is the disk full?")
+    return install_folder(folder, place)

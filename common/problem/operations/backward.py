@@ -130,8 +130,8 @@ def gradients(
     """dq, dk and dv with every intermediate in `dtype`; sums over rows are kept in fp32 at least, and rounded once.
 
     A dlse among the tensors is the gradient of the log-sum-exp. `number` is that of the first sequence, where dropout
-    counts others before it. In 16 bits and with a softcap O is taken as it is given: its derivative weighs keys apart,
-    so that the rounding of O, which no kernel can undo, does not cancel out of dQ.
+    counts others before it. In 16 bits and with a softcap O is taken as it is given. The softcap's derivative differs
+    from key to key, so what the rounding of O does to dQ does not cancel out, and no kernel can undo it.
     """
     p = problem
     made = {f"d{name}": torch.empty_like(tensors[name], dtype=dtype) for name in "qkv"}
