@@ -61,7 +61,7 @@ def test_the_benchmark_logs_what_attention_launches(monkeypatch, tmp_path, capsy
     assert "equal, full: 2 sequences of 10 to 20 tokens" in capsys.readouterr().out
     rows, _ = records.packed("h100").read()
     assert list(rows["contender"]) == 3 * ["fa2", "packed", "padded"]
-    names = 2 * [catalog.launched("forward", "sm_90a")[0].name]
+    names = 2 * [catalog.choice(Problem(), target.resolve("gpu", None).card)[0].name]
     assert list(rows["version"][:3]) == ["fa2", *names]
     assert rows["passed"].all()
     assert list(rows["mix"].unique()) == list(packing.MIXES)
@@ -78,7 +78,7 @@ def test_a_configuration_may_be_asked_for(monkeypatch):
     place = target.resolve("gpu", None)
     usual = packing.kernels(problem, catalog.FASTEST, place)
     asked = packing.kernels(problem, "46@block_n=64", place)
-    assert usual["packed"].version == catalog.launched("forward", "sm_90a")[0].name
+    assert usual["packed"].version == catalog.choice(problem, place.card)[0].name
     assert (catalog.find("46").config_for(problem).block_n, asked["packed"].config.block_n) == (128, 64)
     assert asked["padded"].code == usual["padded"].code
 

@@ -16,9 +16,11 @@ from flashladder.tests.support.rung_table import (
     LAUNCHED,
     OTHERS,
     RUNGS,
+    WIDE,
     covering,
     default_kind,
     emulated_as_configured,
+    fullest,
     id_of,
 )
 
@@ -45,9 +47,13 @@ def of_other_rungs():
 
 
 def of_launched_rungs():
-    """Every value of each, and every pair that problems decide."""
+    """Every value of each, every pair that problems decide, and all options at once."""
     for rung in LAUNCHED:
-        for config in dict.fromkeys([*covering(rung, DECIDED, strength=2), *covering(rung)]):
+        asked = [] if rung == WOVEN else fullest(rung)  # whose products run beside nothing
+        for config in dict.fromkeys([*covering(rung, DECIDED, strength=2, first=asked), *covering(rung)]):
+            yield rung, config
+    for rung in WIDE:
+        for config in fullest(rung):
             yield rung, config
 
 

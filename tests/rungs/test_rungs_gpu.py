@@ -23,7 +23,17 @@ from flashladder.common.runtime import gpu, target
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.tests.support.far_apart import spread
 from flashladder.tests.support.rung_features import LENGTHS
-from flashladder.tests.support.rung_table import GENERAL, LAUNCHED, WIDE, decided, draw, draw_config, id_of, tile_of
+from flashladder.tests.support.rung_table import (
+    ANY_LENGTH,
+    GENERAL,
+    LAUNCHED,
+    WIDE,
+    decided,
+    draw,
+    draw_config,
+    id_of,
+    tile_of,
+)
 
 pytestmark = pytest.mark.gpu
 FEATURES = ("packed", "window", "softcap", "alibi")
@@ -50,7 +60,7 @@ def name_of(kind):
     return "-".join([f"d{kind['head_dim']}", kind["dtype"], *(name for name, value in kind.items() if value is True)])
 
 
-KINDS = [(rung, kind) for rung in (*GENERAL, *WIDE) for kind in kinds(rung)]
+KINDS = [(rung, kind) for rung in ANY_LENGTH for kind in kinds(rung)]
 PLAIN = [(rung, kind) for rung, kind in KINDS if not kind.keys() & {*FEATURES}]
 
 

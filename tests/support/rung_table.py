@@ -33,6 +33,7 @@ LAUNCHED = [
 ]  # by `attention`
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
 WIDE = [rung for rung in RUNGS if rung not in GENERAL and rung.takes(Problem(seqlen_q=3, head_dim=512))]  # launched too
+ANY_LENGTH = [*GENERAL, *WIDE]  # and any option
 # Fields of a configuration that a problem decides.
 DECIDED = (
     *("head_dim", "head_dim_v", "dtype", "causal", "lse", "window", "softcap", "alibi", "sinks", "dropout"),
@@ -100,17 +101,27 @@ def draw_config(rng, rung):
             continue
 
 
-def covering(rung, names=None, strength=1):
+def fullest(rung):
+    """For calls that ask for all options at once, of every width, with dropout and without: kernels are longest there."""
+    lengths = {"operation": "packed", "seqlens_q": (5, 300), "seqlens_k": (300, 5)}
+    options = {"causal": True, "window_left": 90, "softcap": 20.0, "alibi": True, "sinks": True}
+    for head_dim, dropout_p in itertools.product(rung.supports.head_dim, (0.0, 0.1)):
+        problem = Problem(**lengths, **options, head_dim=head_dim, dropout_p=dropout_p)
+        if rung.takes(problem):
+            yield rung.config_for(problem)
+
+
+def covering(rung, names=None, strength=1, first=()):
     """Few configurations that have every value of these fields, or every pair of values, that the rung's rules allow.
 
-    The other fields are as they come.
+    The other fields are as they come. Those of `first` are among them.
     """
     rng = random.Random(rung.name)
-    parts = {}
-    for config in (draw_config(rng, rung) for _ in range(15 * 6**strength)):
+    first, parts = list(first), {}
+    for config in (*first, *(draw_config(rng, rung) for _ in range(15 * 6**strength))):
         values = [each for each in config.as_dict().items() if names is None or each[0] in names]
         parts[config] = set(itertools.combinations(values, strength))
-    left, found = set().union(*parts.values()), []
+    left, found = set().union(*parts.values()).difference(*(parts[config] for config in first)), first
     while left:
         found.append(max(parts, key=lambda config: len(parts[config] & left)))
         left -= parts[found[-1]]
@@ -178,7 +189,7 @@ def _window(rng, causal):
 
 def problem_for(rng, rung, config, longest):
     """A problem that the rung takes so configured."""
-    if rung in GENERAL:
+    if rung in ANY_LENGTH:
         return draw(rng, longest, **{"causal": False} | decided(config))
     tiles = {name: getattr(rung.supports, name) for name in ("seqlen_q", "seqlen_k")}
     lengths = {
@@ -214,5 +225,5 @@ def emulated_as_configured(rung, config, problems=1, longest=200):
     tile = {"make": build_one, **tile_of(config)}
     for _ in range(problems):
         emulated(rung, problem_for(rng, rung, config, longest), num_sms=rng.choice((1, 2, 132)), **tile)
-    if rung in GENERAL:
+    if rung in ANY_LENGTH:
         emulated(rung, one_after_another(config, **{"causal": False} | decided(config)), num_sms=1, **tile)

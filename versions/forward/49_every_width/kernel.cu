@@ -240,9 +240,10 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
     v.release();
 }
 
-// A consumer warpgroup: 64 rows of O of each work tile.
-__device__ inline void attend(Shared &shared, const Params &params, const Maps &maps, Mask<causal, window> mask,
-                              Scores scores) {
+// A consumer warpgroup: 64 rows of O of each work tile. With every option it is too long to be inlined by itself, and products
+// that cross a call do not run beside other instructions.
+__device__ __forceinline__ void attend(Shared &shared, const Params &params, const Maps &maps, Mask<causal, window> mask,
+                                       Scores scores) {
     const int warp_row = uniform_warp_index() * 16;
     const int group_row = __shfl_sync(0xffffffff, warpgroup_index(), 0) * warpgroup_rows;
     K k(shared.k, shared.k_tiles[0]);
