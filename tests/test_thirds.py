@@ -41,3 +41,16 @@ def test_of_what_no_call_launches_a_third_is_asked(monkeypatch):
 def test_what_calls_launch_is_asked_whole():
     assert catalog.find("49") in thirds.launched()
     assert all(thirds.is_asked(item(rung)) for rung in thirds.launched())
+
+
+def test_a_rung_may_be_named():
+    """By its number, or with its ladder; a number that is something else is no rung."""
+    asked = item(catalog.find("49"))
+    for given, rungs in [
+        ({"number": "24", "seqlen": 33}, [catalog.find("24")]),
+        ({"name": "decode/08", "rung": catalog.find("49")}, [catalog.find("49"), catalog.find("decode/08")]),
+        ({"name": "plain", "seqlen": "64"}, []),
+    ]:
+        asked.callspec.params = given
+        assert thirds.rungs_of(asked) == rungs
+    assert thirds.rungs_of(types.SimpleNamespace()) == []

@@ -1,6 +1,7 @@
 """Which long tests are asked of rungs that no call launches: a third of them, or all with FLASHLADDER_TESTS=all."""
 
 import os
+import re
 from functools import cache
 from zlib import crc32
 
@@ -10,6 +11,7 @@ from flashladder.common.compiler.sources import Sources
 from flashladder.common.problem.problem import operation_names
 
 PARTS = 3
+NAMES = ("rung", "number", "name")  # parameters that say which rung
 SOURCES = Sources()
 
 
@@ -18,11 +20,17 @@ def is_asked(item):
     asked when that changes."""
     if os.environ.get("FLASHLADDER_TESTS") == "all" or item.get_closest_marker("every_time"):
         return True
-    given = getattr(item, "callspec", None)
-    rungs = [value for value in given.params.values() if isinstance(value, Version)] if given else []
+    rungs = rungs_of(item)
     if not rungs or any(rung in launched() for rung in rungs):
         return True
     return part(item.name, *(SOURCES.digest(rung.kernel, paths=False) for rung in rungs)) == 0
+
+
+def rungs_of(item):
+    """The rungs that a test's parameters are, or name: 49, decode/15."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    named = [value for name, value in given.items() if name in NAMES and re.fullmatch(r"([a-z]+/)?\d\d", str(value))]
+    return [*(value for value in given.values() if isinstance(value, Version)), *map(catalog.find, named)]
 
 
 def part(name, *digests):
