@@ -156,12 +156,13 @@ struct Rows {
 };
 
 // O += P V over the blocks of keys from `last` down to `lowest`. The caller's `recompute` brings back scores; `on_begun` comes
-// behind the first block's softmax, and `beside_last` while the last P V sums.
+// behind the first block's softmax, and `beside_last` while the last P V sums. With
+// every option it and `attend` are too long to be inlined by themselves, and products that cross a call run one by one.
 template <class Lowest, class Recompute, class OnBegun, class BesideLast>
-__device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &kept, Softmax &softmax,
-                                     const Scores &scores, const Mask<causal, window> &mask, const Rows &rows,
-                                     int last, Lowest lowest, Recompute recompute, OnBegun on_begun,
-                                     BesideLast beside_last) {
+__device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &kept, Softmax &softmax,
+                                              const Scores &scores, const Mask<causal, window> &mask, const Rows &rows,
+                                              int last, Lowest lowest, Recompute recompute, OnBegun on_begun,
+                                              BesideLast beside_last) {
     // Or the descriptor of each 16 columns of Q takes registers from turn to turn. Beside wide O there are none left.
     auto forget_steps = [](auto &q) {
         if constexpr (is_wide && !q_in_registers) stay_here(q.first);
@@ -240,8 +241,7 @@ __device__ inline void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &k
     v.release();
 }
 
-// A consumer warpgroup: 64 rows of O of each work tile. With every option it is too long to be inlined by itself, and products
-// that cross a call do not run beside other instructions.
+// A consumer warpgroup: 64 rows of O of each work tile.
 __device__ __forceinline__ void attend(Shared &shared, const Params &params, const Maps &maps, Mask<causal, window> mask,
                                        Scores scores) {
     const int warp_row = uniform_warp_index() * 16;
