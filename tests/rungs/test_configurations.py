@@ -57,6 +57,14 @@ def of_launched_rungs():
             yield rung, config
 
 
+def of_gradients():
+    """With all options at once, what Hopper launches."""
+    for rung in catalog.launched("backward", "sm_90a"):
+        if rung.instruction_set == "hopper":
+            for config in fullest(rung, "backward", dlse=True):
+                yield rung, config
+
+
 def winning():
     """Each that the tuner found, in every kind that it stands for."""
     found = {}
@@ -80,6 +88,12 @@ def test_each_kind(rung, config):
 @each(list(of_launched_rungs()))
 def test_what_attention_may_launch(rung, config):
     emulated_as_configured(rung, config)
+
+
+@each(list(of_gradients()))
+def test_what_attention_may_launch_for_gradients_is_built(rung, config):
+    """With registers that suffice for products that run beside other instructions."""
+    build_one(rung, config, "sm_90a")
 
 
 @each(winning())

@@ -101,12 +101,12 @@ def draw_config(rng, rung):
             continue
 
 
-def fullest(rung):
-    """For calls that ask for all options at once, of every width, with dropout and without: kernels are longest there."""
-    lengths = {"operation": "packed", "seqlens_q": (5, 300), "seqlens_k": (300, 5)}
-    options = {"causal": True, "window_left": 90, "softcap": 20.0, "alibi": True, "sinks": True}
+def fullest(rung, operation="packed", **options):
+    """For calls that ask for all options at once, of every width, with dropout or not: kernels are longest there."""
+    lengths = {"operation": operation, "seqlens_q": (5, 300), "seqlens_k": (300, 5)}
+    scores = {"causal": True, "window_left": 90, "softcap": 20.0, "alibi": True, "sinks": operation == "packed"}
     for head_dim, dropout_p in itertools.product(rung.supports.head_dim, (0.0, 0.1)):
-        problem = Problem(**lengths, **options, head_dim=head_dim, dropout_p=dropout_p)
+        problem = Problem(**lengths, **scores, head_dim=head_dim, dropout_p=dropout_p, options=options)
         if rung.takes(problem):
             yield rung.config_for(problem)
 
