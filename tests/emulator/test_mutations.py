@@ -1,7 +1,8 @@
 """Each synchronisation of every rung is taken out in turn, and each of its counts and parities changed: the emulator
 reports it, an output changes, or redundant.yaml says why nothing is lost. What it does not find with warps that run
 until they must wait, it is asked again with some that lag. Of rungs that synchronise alike one is asked for everything,
-the others for what they have beside it, and for what is redundant."""
+the others for what they have beside it, and for what is redundant. Each run asks a third of them, which
+follows from the rung's files."""
 
 import itertools
 from collections import Counter
@@ -25,6 +26,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.emulator.forks import tried
+from flashladder.tests.support.thirds import SOURCES, is_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -228,7 +230,12 @@ class Rung:
         own, reported = self.counted(), reported or Counter()
         known = {name for name in found.keys() - set(redundant) if own[kind_of(name)] <= reported[kind_of(name)]}
         answered = known | weaker.union(name for name, _ in removals)
-        asked = {name: each for name, each in found.items() if not is_hint(name) and name not in answered}
+        digest = SOURCES.digest(self.sources[0], paths=False)
+        asked = {
+            name: each
+            for name, each in found.items()
+            if not is_hint(name) and name not in answered and is_in_turn(str(name), digest)
+        }
         few, of_few = self.smaller(), None
         if few:
             of_few = few.run(self.program)[1]

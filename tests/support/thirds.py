@@ -1,4 +1,7 @@
-"""Which long tests are asked of rungs that no call launches: a third of them, or all with FLASHLADDER_TESTS=all."""
+"""What long tests ask by thirds: the tests of rungs that no call launches, and mutations that are no redundant ones.
+
+FLASHLADDER_TESTS=all asks all.
+"""
 
 import os
 import re
@@ -18,12 +21,10 @@ SOURCES = Sources()
 def is_asked(item):
     """Whether a test is among those. Which third follows from what its rungs are compiled from, so that another one is
     asked when that changes."""
-    if os.environ.get("FLASHLADDER_TESTS") == "all" or item.get_closest_marker("every_time"):
-        return True
     rungs = rungs_of(item)
-    if not rungs or any(rung in launched() for rung in rungs):
+    if item.get_closest_marker("every_time") or not rungs or any(rung in launched() for rung in rungs):
         return True
-    return part(item.name, *(SOURCES.digest(rung.kernel, paths=False) for rung in rungs)) == 0
+    return is_in_turn(item.name, *(SOURCES.digest(rung.kernel, paths=False) for rung in rungs))
 
 
 def rungs_of(item):
@@ -31,6 +32,11 @@ def rungs_of(item):
     given = item.callspec.params if hasattr(item, "callspec") else {}
     named = [value for name, value in given.items() if name in NAMES and re.fullmatch(r"([a-z]+/)?\d\d", str(value))]
     return [*(value for value in given.values() if isinstance(value, Version)), *map(catalog.find, named)]
+
+
+def is_in_turn(name, *digests):
+    """Whether something is in the third that is asked of what has these digests."""
+    return os.environ.get("FLASHLADDER_TESTS") == "all" or part(name, *digests) == 0
 
 
 def part(name, *digests):
