@@ -41,6 +41,7 @@ def test_of_what_no_call_launches_a_third_is_asked(monkeypatch):
 def test_what_calls_launch_is_asked_whole():
     assert catalog.find("49") in thirds.launched()
     assert all(thirds.is_asked(item(rung)) for rung in thirds.launched())
+    assert not all(thirds.is_asked(item(rung, "in_turn")) for rung in thirds.launched())
 
 
 def test_a_rung_may_be_named():

@@ -7,6 +7,7 @@ import pytest
 from flashladder.common import catalog
 from flashladder.common.catalog import winners
 from flashladder.common.compiler import build_one
+from flashladder.common.own import FIRST
 from flashladder.common.problem.config import gpu_names, load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.tests.support.rung_features import cases
@@ -16,7 +17,6 @@ from flashladder.tests.support.rung_table import (
     LAUNCHED,
     OTHERS,
     RUNGS,
-    WIDE,
     covering,
     default_kind,
     emulated_as_configured,
@@ -47,21 +47,18 @@ def of_other_rungs():
 
 
 def of_launched_rungs():
-    """Every value of each, every pair that problems decide, and all options at once."""
+    """Every value of each, and every pair that problems decide, beside what all options at once have."""
     for rung in LAUNCHED:
-        asked = [] if rung == WOVEN else fullest(rung)  # whose products run beside nothing
-        for config in dict.fromkeys([*covering(rung, DECIDED, strength=2, first=asked), *covering(rung)]):
-            yield rung, config
-    for rung in WIDE:
-        for config in fullest(rung):
+        pairs = covering(rung, DECIDED, strength=2, beside=fullest(rung))
+        for config in dict.fromkeys([*pairs, *covering(rung)]):
             yield rung, config
 
 
-def of_gradients():
-    """With all options at once, what Hopper launches."""
-    for rung in catalog.launched("backward", "sm_90a"):
+def with_all_options(operation, **options):
+    """What Hopper launches for all options at once. Products of rungs for Ampere run beside nothing."""
+    for rung in catalog.launched(operation, "sm_90a"):
         if rung.instruction_set == "hopper":
-            for config in fullest(rung, "backward", dlse=True):
+            for config in fullest(rung, "packed" if operation == FIRST else operation, **options):
                 yield rung, config
 
 
@@ -86,12 +83,18 @@ def test_each_kind(rung, config):
 
 
 @each(list(of_launched_rungs()))
+@pytest.mark.in_turn
 def test_what_attention_may_launch(rung, config):
     emulated_as_configured(rung, config)
 
 
-@each(list(of_gradients()))
-def test_what_attention_may_launch_for_gradients_is_built(rung, config):
+@each(list(with_all_options(FIRST)))
+def test_all_options_at_once(rung, config):
+    emulated_as_configured(rung, config)
+
+
+@each(list(with_all_options("backward", dlse=True)))
+def test_gradients_with_all_options_at_once_are_built(rung, config):
     """With registers that suffice for products that run beside other instructions."""
     build_one(rung, config, "sm_90a")
 

@@ -111,17 +111,17 @@ def fullest(rung, operation="packed", **options):
             yield rung.config_for(problem)
 
 
-def covering(rung, names=None, strength=1, first=()):
+def covering(rung, names=None, strength=1, beside=()):
     """Few configurations that have every value of these fields, or every pair of values, that the rung's rules allow.
 
-    The other fields are as they come. Those of `first` are among them.
+    The other fields are as they come. What those `beside` them have is not asked again.
     """
     rng = random.Random(rung.name)
-    first, parts = list(first), {}
-    for config in (*first, *(draw_config(rng, rung) for _ in range(15 * 6**strength))):
+    beside, parts = list(beside), {}
+    for config in (*beside, *(draw_config(rng, rung) for _ in range(15 * 6**strength))):
         values = [each for each in config.as_dict().items() if names is None or each[0] in names]
         parts[config] = set(itertools.combinations(values, strength))
-    left, found = set().union(*parts.values()).difference(*(parts[config] for config in first)), first
+    left, found = set().union(*parts.values()).difference(*(parts[config] for config in beside)), []
     while left:
         found.append(max(parts, key=lambda config: len(parts[config] & left)))
         left -= parts[found[-1]]

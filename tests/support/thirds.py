@@ -1,4 +1,4 @@
-"""What long tests ask by thirds: the tests of rungs that no call launches, and mutations that are no redundant ones.
+"""What is asked by thirds: long tests of rungs that no call launches, or marked in_turn, and mutations that are found.
 
 FLASHLADDER_TESTS=all asks all.
 """
@@ -22,7 +22,8 @@ def is_asked(item):
     """Whether a test is among those. Which third follows from what its rungs are compiled from, so that another one is
     asked when that changes."""
     rungs = rungs_of(item)
-    if item.get_closest_marker("every_time") or not rungs or any(rung in launched() for rung in rungs):
+    takes_turns = item.get_closest_marker("in_turn") or not any(rung in launched() for rung in rungs)
+    if item.get_closest_marker("every_time") or not rungs or not takes_turns:
         return True
     return is_in_turn(item.name, *(SOURCES.digest(rung.kernel, paths=False) for rung in rungs))
 
