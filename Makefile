@@ -23,7 +23,8 @@ help:
 	@echo 'make test-long       those that take longer: about 35 minutes on two cores; of rungs that no call launches and of'
 	@echo '                     mutations a third, which their files choose; FLASHLADDER_TESTS=all make test-long asks all'
 	@echo 'make test-gpu        what runs on a GPU before each release: about 8 minutes'
-	@echo 'make test-public     Hopper kernels that others wrote; fetches their sources, or FLASHLADDER_PUBLIC=DIR has them'
+	@echo 'make test-public     what others wrote: Hopper kernels under the detector, engines that call ours; fetches their sources'
+	@echo '                     and wheels, or FLASHLADDER_PUBLIC=DIR has them'
 	@echo 'make lint            ruff, clang-format and mypy: about a minute'
 	@echo 'make clean           removes .venv and what was built'
 	@echo

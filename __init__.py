@@ -20,8 +20,10 @@ _PUBLIC = {  # what models call, and the module that has it
     "zigzag_join": f"{_API}.ring",
     "packed_attention": f"{_API}.packed",
     "register_with_diffusers": f"{_FRONTENDS}.diffusers",
+    "register_with_sglang": f"{_FRONTENDS}.engines",
     "register_with_torch": f"{_FRONTENDS}.torch_switch",
     "register_with_transformers": f"{_FRONTENDS}.transformers",
+    "register_with_vllm": f"{_FRONTENDS}.engines",
     "flash_attn_func": f"{_FRONTENDS}.flash_attn",
     "flash_attn_with_kvcache": f"{_API}.kvcache",
     "concat_and_cache_mla": f"{_FRONTENDS}.flash_mla",
@@ -38,6 +40,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api import attention as attention
     from flashladder.common.api.dropout import dropout_mask as dropout_mask
     from flashladder.common.api.frontends.diffusers import register_with_diffusers as register_with_diffusers
+    from flashladder.common.api.frontends.engines import register_with_sglang as register_with_sglang
+    from flashladder.common.api.frontends.engines import register_with_vllm as register_with_vllm
     from flashladder.common.api.frontends.flash_attn import flash_attn_func as flash_attn_func
     from flashladder.common.api.frontends.flash_attn import flash_attn_kvpacked_func as flash_attn_kvpacked_func
     from flashladder.common.api.frontends.flash_attn import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func

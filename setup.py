@@ -98,7 +98,11 @@ setup(
     exclude_package_data={"flashladder": ["versions/private/**/*"]},
     cmdclass={"build_py": BuildWithKernels},
     setup_requires=BUILD if ARCHS else [],
-    entry_points={"console_scripts": ["flashladder=flashladder.tools.commands:main"]},
+    entry_points={
+        "console_scripts": ["flashladder=flashladder.tools.commands:main"],
+        "vllm.general_plugins": ["flashladder=flashladder:register_with_vllm"],
+        "sglang.srt.plugins": ["flashladder=flashladder:register_with_sglang"],
+    },
     install_requires=[
         f"torch>={OLDEST['torch']}",
         "numpy>=2",

@@ -6,5 +6,8 @@ torch_switch   torch's own attention, replaced
 transformers   an implementation of attention for transformers' models, with its masks
 mla_layer      DeepSeek's layers of transformers, decoded in their latents
 diffusers      a backend of attention for diffusers
+engines        the names by which vLLM and SGLang find their backends
+vllm_backend   vLLM's, of classes that vLLM has
+sglang_backend SGLang's
 fallback       where kernels refuse, somebody else's go on, and say so
 """

@@ -1,0 +1,416 @@
+"""vLLM's and SGLang's attention by our backends, against the files of their published wheels (engine_files.py).
+
+`make test-public` runs this, and downloads the wheels the first time. The engines themselves are not run.
+"""
+
+import importlib.metadata
+import itertools
+import runpy
+import sys
+from types import SimpleNamespace
+
+import pytest
+import setuptools
+import torch
+from engine_files import importable
+
+import flashladder
+from flashladder.common.errors import ToolchainError, UnsupportedProblemError
+from flashladder.common.paths import ROOT
+from flashladder.common.problem.fp8 import FP8
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="the engines' files need Python 3.11")
+HEADS, HEADS_K, COLUMNS, PAGE, PAGES = 4, 2, 64, 16, 11
+NEW, KEYS = (1, 19, 4, 1), (33, 19, 40, 1)  # rows of a step, and keys after it: a token, a prompt, a chunk, a token
+SCALE, SCORES = 2**-5, 0.2  # a power of 2: dividing by it rounds nothing
+ROOM = 48
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=[torch.bfloat16, FP8], ids=["bf16", "e4m3"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture
+def entry_points(monkeypatch):
+    """Those of setup.py, as an installation would have them."""
+    said = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: said.update(options))
+    runpy.run_path(str(ROOT / "setup.py"))
+    found = [
+        importlib.metadata.EntryPoint(*entry.split("="), group)
+        for group, entries in said["entry_points"].items()
+        for entry in entries
+    ]
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: importlib.metadata.EntryPoints(found).select(group=group)
+    )
+
+
+class Step:
+    """Keys of four requests in pages, in random order, and the rows of a step, whose keys are not in the pages yet."""
+
+    def __init__(self):
+        self.q, (self.k, self.v) = normal(sum(NEW), HEADS, COLUMNS), normal(2, sum(KEYS), HEADS_K, COLUMNS, seed=1)
+        self.q, self.k, self.v = self.q.bfloat16(), self.k.bfloat16(), self.v.bfloat16()
+        self.table = torch.full((len(KEYS), ROOM // PAGE), 10**9, dtype=torch.int32)  # behind its pages is anything
+        pages = iter(
+            torch.randperm(PAGES - 1, generator=torch.Generator().manual_seed(2)) + 1
+        )  # SGLang's first is none's
+        for request, keys in enumerate(KEYS):
+            for page in range(-(-keys // PAGE)):
+                self.table[request, page] = next(pages)
+        self.ends = [0, *itertools.accumulate(KEYS)]
+        self.slots = [
+            self.table[request, place // PAGE].item() * PAGE + place % PAGE
+            for request, keys in enumerate(KEYS)
+            for place in range(keys)
+        ]
+        self.is_new = [place >= keys - new for keys, new in zip(KEYS, NEW, strict=True) for place in range(keys)]
+        self.new = torch.tensor([place for place, is_new in enumerate(self.is_new) if is_new])
+        self.old = torch.tensor([place for place, is_new in enumerate(self.is_new) if not is_new])
+        self.starts = torch.tensor([0, *itertools.accumulate(NEW)], dtype=torch.int32)
+        self.lengths = torch.tensor(KEYS, dtype=torch.int32)
+
+    def slots_of(self, places):
+        return torch.tensor(self.slots)[places]
+
+    def fill(self, *caches):
+        """What came before lies in the caches, (pages, PAGE, heads, columns), and elsewhere what nobody may read."""
+        for cache, keys in zip(caches, (self.k, self.v), strict=True):
+            cache.fill_(torch.nan)
+            slots = self.slots_of(self.old)
+            cache[slots // PAGE, slots % PAGE] = (keys[self.old] / scale_of(cache.dtype)).to(cache.dtype)
+
+    def output(self, dtype, window=None, softcap=0.0, sinks=None):
+        """As torch computes it, (rows, heads, columns); a window counts keys to the left of a row's own."""
+        outputs = []
+        for request, (first, last) in enumerate(itertools.pairwise(self.ends)):
+            unit = scale_of(dtype)
+            k, v = ((x[first:last] / unit).to(dtype).float() * unit for x in (self.k, self.v))
+            q = self.q[self.starts[request] : self.starts[request + 1]].float()
+            k, v = (x.repeat_interleave(HEADS // HEADS_K, 1) for x in (k, v))
+            scores = SCORES * torch.einsum("qhd,khd->hqk", q, k)
+            scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+            row = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+            hidden = (row < 0) | (row > (len(k) if window is None else window))
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)), -1)
+            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v))
+        return torch.cat(outputs)
+
+
+def scale_of(dtype):
+    return SCALE if dtype == FP8 else 1.0
+
+
+def require_close(found, wanted):
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=0.03)
+
+
+# -- vLLM
+
+
+@pytest.fixture
+def vllm():
+    with importable("vllm"):
+        flashladder.register_with_vllm()
+        from flashladder.common.api.frontends import vllm_backend
+
+        yield vllm_backend
+
+
+def test_vllm_finds_the_backend(entry_points):
+    with importable("vllm"):
+        from vllm import plugins
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+        for _ in range(2):  # it may come twice
+            plugins.plugins_loaded = False
+            plugins.load_general_plugins()
+        backend = AttentionBackendEnum["FLASHLADDER"].get_class()
+        assert AttentionBackendEnum[backend.get_name()].get_class() is backend
+
+
+TAKEN = {
+    "head_size": 128,
+    "dtype": torch.bfloat16,
+    "kv_cache_dtype": "auto",
+    "block_size": 16,
+    "use_mla": False,
+    "has_sink": True,
+    "use_sparse": False,
+    "use_mm_prefix": False,
+    "use_per_head_quant_scales": True,
+    "device_capability": SimpleNamespace(major=9, minor=0),
+    "attn_type": "decoder",
+    "has_sliding_window": True,
+    "use_batch_invariant": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"kv_cache_dtype": "fp8", "head_size": 80, "block_size": 64}, None),
+        ({"head_size": 264}, "head_size not supported"),
+        ({"kv_cache_dtype": "fp8", "head_size": 72}, "head_size=72 with kv_cache_dtype=fp8, which takes multiples"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype not supported"),
+        ({"dtype": torch.float32}, "dtype not supported"),
+        ({"block_size": 24}, "block_size not supported"),
+        ({"use_mla": True}, "MLA not supported"),
+        ({"use_sparse": True}, "sparse not supported"),
+        ({"use_mm_prefix": True}, "partial multimodal token full attention not supported"),
+        ({"attn_type": "encoder_only"}, "attention type encoder_only not supported"),
+        ({"use_non_causal": True}, "non-causal attention not supported"),
+        ({"use_rswa": True}, "R-SWA not supported"),
+        ({"use_pcp": True}, "PCP not supported"),
+        ({"use_dcp": True}, "DCP not supported"),
+        ({"device_capability": SimpleNamespace(major=8, minor=0)}, "compute capability not supported"),
+    ],
+)
+def test_vllm_names_what_the_backend_does_not_take(vllm, changed, reason):
+    reasons = vllm.LadderBackend.validate_configuration(**{**TAKEN, **changed})
+    assert [said[: len(reason)] for said in reasons] == [reason] if reason else not reasons
+
+
+def vllms_cache(layout, dtype):
+    """A layer of a cache of two, which lie as the layout says: (pages, heads, keys, 2 * columns)."""
+    shape, order = (2, PAGES, HEADS_K, PAGE, 2 * COLUMNS), layout.stride_order
+    cache = torch.zeros([shape[axis] for axis in order], dtype=dtype).permute(*(order.index(i) for i in range(5)))
+    return cache[1]
+
+
+def of_vllm(backend, step, kv_cache, padding=0, scale=SCALE, **options):
+    """O of a step, as vLLM's layer calls the backend: keys first, then attention, with rows that pad a CUDA graph."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    def padded(x):
+        return torch.cat((x, x.new_zeros(padding, *x.shape[1:])))
+
+    implementation = backend.get_impl_cls()(HEADS, COLUMNS, SCORES, HEADS_K, **options)
+    slots = torch.cat((step.slots_of(step.new), torch.full((padding,), -1)))
+    metadata = CommonAttentionMetadata(
+        query_start_loc=torch.cat((step.starts, step.starts[-1:].expand(padding))),
+        query_start_loc_cpu=step.starts,
+        seq_lens=padded(step.lengths),
+        num_reqs=len(KEYS) + padding,
+        num_actual_tokens=sum(NEW) + padding,
+        max_query_len=max(NEW),
+        max_seq_len=ROOM,
+        block_table_tensor=padded(step.table),
+        slot_mapping=slots,
+    )
+    made = backend.get_builder_cls()(None, [], None, torch.device("cpu")).build(0, metadata)
+    layer = SimpleNamespace(_k_scale=torch.tensor(scale), _v_scale=torch.tensor(scale))
+    q, k, v = padded(step.q), padded(step.k[step.new]), padded(step.v[step.new])
+    implementation.do_kv_cache_update(layer, k, v, kv_cache, slots)
+    output = torch.full_like(q, torch.nan)
+    assert implementation.forward(layer, q, k, v, kv_cache, made, output) is output
+    assert not output[sum(NEW) :].any()
+    return output[: sum(NEW)]
+
+
+@pytest.mark.parametrize("name", ["LBHNC", "LBNHC", "BLHNC", "BHLNC"])
+def test_a_step_of_vllm(vllm, name, dtype):
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    step = Step()
+    cache = vllms_cache(KVCacheLayout[name], dtype if dtype == torch.bfloat16 else torch.uint8)
+    step.fill(*cache.view(dtype).transpose(1, 2).split(COLUMNS, -1))
+    options = {"kv_cache_dtype": "auto" if dtype == torch.bfloat16 else "fp8"}
+    require_close(of_vllm(vllm.LadderBackend, step, cache, padding=2, **options), step.output(dtype))
+
+
+def test_options_of_vllm(vllm):
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    step, sinks, cache = Step(), normal(HEADS, seed=3), vllms_cache(KVCacheLayout.LBHNC, torch.bfloat16)
+    step.fill(*cache.transpose(1, 2).split(COLUMNS, -1))
+    found = of_vllm(vllm.LadderBackend, step, cache, sliding_window=9, logits_soft_cap=2.0, sinks=sinks)
+    require_close(found, step.output(torch.bfloat16, window=8, softcap=2.0, sinks=sinks))
+
+
+def test_scales_of_heads_in_vllm(vllm):
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    step, cache = Step(), vllms_cache(KVCacheLayout.LBHNC, torch.uint8)
+    step.fill(*cache.view(FP8).transpose(1, 2).split(COLUMNS, -1))
+    found = of_vllm(vllm.LadderBackend, step, cache, scale=[SCALE, SCALE], kv_cache_dtype="fp8_e4m3")
+    require_close(found, step.output(FP8))
+
+
+def test_what_vllm_would_ask_in_vain(vllm):
+    with pytest.raises(UnsupportedProblemError, match="attn_type=encoder"):
+        vllm.LadderImpl(HEADS, COLUMNS, 1.0, attn_type="encoder")
+    builder, implementation = vllm.LadderBuilder(None, [], None, None), vllm.LadderImpl(HEADS, COLUMNS, 1.0)
+    with pytest.raises(UnsupportedProblemError, match="causal=False"):
+        builder.build(0, SimpleNamespace(causal=False))
+    with pytest.raises(UnsupportedProblemError, match="output_scale"):
+        implementation.forward(*[None] * 7, output_scale=torch.ones(1))
+    assert not implementation.forward(*[None] * 6, torch.ones(3)).any()  # vLLM measures memory
+
+
+def test_tables_of_vllm_are_replaced(vllm):
+    builder = vllm.LadderBuilder(None, [], None, None)
+    assert builder.supports_update_block_table
+    metadata, table = vllm.LadderMetadata(3, 3, *[torch.zeros(1)] * 3), torch.ones(1, 1)
+    assert builder.update_block_table(metadata, table, None).block_table is table
+
+
+# -- SGLang
+
+
+@pytest.fixture
+def sglang():
+    with importable("sglang"):
+        flashladder.register_with_sglang()
+        from flashladder.common.api.frontends import sglang_backend
+
+        yield sglang_backend
+
+
+def test_sglang_finds_the_backend(entry_points):
+    with importable("sglang"):
+        from sglang.srt import plugins
+        from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
+        from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+        for _ in range(2):
+            plugins._plugins_loaded = False
+            plugins.load_plugins()
+        assert ATTENTION_BACKEND_CHOICES.count("flashladder") == 1
+        assert (
+            ATTENTION_BACKENDS["flashladder"](runner(Step(), torch.bfloat16)).get_cuda_graph_seq_len_fill_value() == 1
+        )
+
+
+class MHATokenToKVPool:
+    """A stand-in for SGLang's, which needs Triton: a layer's keys, (tokens, heads, columns)."""
+
+    start_layer = 0
+
+    def __init__(self, step, dtype):
+        self.kv = torch.zeros(2, PAGES * PAGE, HEADS_K, COLUMNS, dtype=dtype)
+        step.fill(*self.kv.view(2, PAGES, PAGE, HEADS_K, COLUMNS))
+
+    def get_key_buffer(self, layer):
+        return self.kv[0]
+
+    def get_kv_buffer(self, layer):
+        return self.kv.unbind()
+
+
+def runner(step, dtype, page_size=PAGE, **changed):
+    """What a backend asks of SGLang's ModelRunner."""
+    tokens = torch.full((9, ROOM), 10**9, dtype=torch.int32)
+    for request, (first, last) in enumerate(itertools.pairwise(step.ends)):
+        tokens[2 * request, : last - first] = torch.tensor(step.slots[first:last])
+    asked = {
+        "token_to_kv_pool": MHATokenToKVPool(step, dtype),
+        "page_size": page_size,
+        "req_to_token_pool": SimpleNamespace(req_to_token=tokens),
+        "spec_algorithm": SimpleNamespace(is_speculative=lambda: False),
+        "use_mla_backend": False,
+        "model_config": SimpleNamespace(is_encoder_decoder=False),
+        "kv_cache_dtype": dtype,
+    }
+    return SimpleNamespace(**{**asked, **changed})
+
+
+def layer_of(dtype, **options):
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    layer = RadixAttention(HEADS, COLUMNS, SCORES, HEADS_K, layer_id=0, **options)
+    if dtype == FP8:
+        layer.k_scale = layer.v_scale = torch.tensor(SCALE)
+    return layer
+
+
+def of_sglang(backend, step, layer, is_decode=False, **arguments):
+    """O of a step, as SGLang's model runner and layer call the backend."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    batch = SimpleNamespace(
+        forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.MIXED,
+        req_pool_indices=2 * torch.arange(len(KEYS)),
+        seq_lens=step.lengths.long(),
+        extend_seq_lens=torch.tensor(NEW, dtype=torch.int32),
+        out_cache_loc=step.slots_of(step.new),
+    )
+    backend.init_forward_metadata(batch)
+    k, v = step.k[step.new], step.v[step.new]
+    return backend.forward(step.q.flatten(1), k, v, layer, batch, **arguments).unflatten(-1, (HEADS, -1))
+
+
+@pytest.mark.parametrize("page_size", [PAGE, 1])
+def test_a_step_of_sglang(sglang, page_size, dtype):
+    step = Step()
+    backend = sglang.LadderBackend(runner(step, dtype, page_size))
+    require_close(of_sglang(backend, step, layer_of(dtype)), step.output(dtype))
+
+
+def test_tokens_alone_in_sglang(sglang, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "NEW", (1,) * len(KEYS))
+    step = Step()
+    backend = sglang.LadderBackend(runner(step, torch.bfloat16))
+    require_close(of_sglang(backend, step, layer_of(torch.bfloat16), is_decode=True), step.output(torch.bfloat16))
+
+
+def test_options_of_sglang(sglang):
+    step, sinks = Step(), normal(HEADS, seed=3)
+    backend = sglang.LadderBackend(runner(step, torch.bfloat16))
+    found = of_sglang(
+        backend, step, layer_of(torch.bfloat16, logit_cap=2.0, sliding_window_size=8), sinks=sinks, return_lse=False
+    )
+    require_close(found, step.output(torch.bfloat16, window=8, softcap=2.0, sinks=sinks))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"spec_algorithm": SimpleNamespace(is_speculative=lambda: True)}, "speculative decoding"),
+        ({"use_mla_backend": True}, "latent attention"),
+        ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "cross attention"),
+        ({"kv_cache_dtype": torch.float8_e5m2}, r"a cache of torch.float8_e5m2; .* works"),
+        ({"token_to_kv_pool": SimpleNamespace()}, "a cache that is a SimpleNamespace; .*--disable-hybrid-swa-memory"),
+    ],
+)
+def test_sglang_hears_what_the_backend_does_not_take(sglang, changed, said):
+    with pytest.raises(UnsupportedProblemError, match=f"'flashladder' does not take {said}"):
+        sglang.LadderBackend(runner(Step(), torch.bfloat16, **changed))
+
+
+def test_layers_that_the_backend_refuses(sglang):
+    from sglang.srt.layers.radix_attention import AttentionType
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    step = Step()
+    backend = sglang.LadderBackend(runner(step, torch.bfloat16))
+    for said, options, arguments in (
+        ("v_head_dim=32 with head_dim=64", {"v_head_dim": 32}, {}),
+        ("attention of type encoder_only", {"attn_type": AttentionType.ENCODER_ONLY}, {}),
+        ("attention of type decoder", {"is_cross_attention": True}, {}),
+        ("logit_capping_method='soft'", {"logit_cap": 1.0, "logit_capping_method": "soft"}, {}),
+        ("k_rope", {}, {"k_rope": step.k}),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=said):
+            of_sglang(backend, step, layer_of(torch.bfloat16, **options), **arguments)
+    with pytest.raises(UnsupportedProblemError, match="forward_mode TARGET_VERIFY"):
+        backend.init_forward_metadata(SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY, req_pool_indices=None))
+
+
+# -- neither
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_is_missing(engine, monkeypatch):
+    monkeypatch.setitem(sys.modules, engine, None)
+    with pytest.raises(ToolchainError, match=f"{engine} is missing.*was tried"):
+        getattr(flashladder, f"register_with_{engine}")()
