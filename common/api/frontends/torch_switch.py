@@ -7,6 +7,9 @@ is the operators behind the flash backend of scaled_dot_product_attention that a
 The gradient of a call is to come from the kernels that gave its output, as their dropout is not torch's. So torch's
 backward operator has to tell whose they were. It does by the random state that it is given, which was the forward
 pass's output: torch's is of uint64, ours is of int64, 16 bytes in either case.
+
+Packed sequences, and pages of a cache, come by operators of their own: of torch.nn.attention.varlen's varlen_attn and
+varlen_attn_out, and of jagged nested tensors. They have no dropout here, so their gradients may be anybody's.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ from torch.nn.functional import pad
 
 from flashladder.common.api import attention, differentiable, gradients, padding, validate
 from flashladder.common.api.frontends.fallback import say
+from flashladder.common.api.frontends.flash_attn import flash_attn_varlen_func
 from flashladder.common.api.options import Options
 from flashladder.common.errors import DeviceError, ToolchainError, UnsupportedProblemError
 from flashladder.common.problem.dropout import STATE_WORDS, drawn
@@ -29,6 +34,9 @@ from flashladder.common.problem.dropout import STATE_WORDS, drawn
 NAME = "ladder"
 _OPERATOR = "_scaled_dot_product_flash_attention"
 _BACKWARD = f"{_OPERATOR}_backward"
+_PACKED, _PACKED_OUT, _PACKED_BACKWARD = (
+    f"_flash_attention_{name}" for name in ("forward", "forward_no_dropout_inplace", "backward")
+)
 _OURS = torch.int64  # the dtype of our random states
 _device = "CUDA"  # torch's name for where the operator is overridden
 
@@ -63,25 +71,35 @@ class _Handle:
 
 
 def _activate() -> _Handle:
-    originals = [_original(name) for name in (_OPERATOR, _BACKWARD)]
     state = list(inspect.signature(_gradients).parameters).index("state")
-
-    def forward(keys: Any, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        try:
-            return _ours(*arguments, **options)
-        except UnsupportedProblemError as error:
-            say("torch's FlashAttention-2", str(error))
-            return originals[0].call_boxed(keys, *arguments, **options)
-
-    def backward(keys: Any, *arguments: Any, **options: Any) -> tuple[torch.Tensor, ...]:
-        is_ours = arguments[state].dtype == _OURS
-        return _gradients(*arguments, **options) if is_ours else originals[1].call_boxed(keys, *arguments, **options)
-
     library = Library("aten", "IMPL")
+
+    def override(name: str, ours: Callable[..., Any], is_torchs: Callable[[Sequence[Any]], bool]) -> None:
+        """Where ours is not for some arguments, or refuses, torch's runs."""
+        original = _original(name)
+
+        def chosen(keys: Any, *arguments: Any, **options: Any) -> Any:
+            if is_torchs(arguments):
+                return original.call_boxed(keys, *arguments, **options)
+            try:
+                return ours(*arguments, **options)
+            except UnsupportedProblemError as error:
+                if name == _BACKWARD:  # of our own forward pass
+                    raise
+                say("torch's FlashAttention-2", str(error))
+                return original.call_boxed(keys, *arguments, **options)
+
+        library.impl(name, chosen, _device, with_keyset=True)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch's, that a kernel is overridden: it is meant to be
-        library.impl(_OPERATOR, forward, _device, with_keyset=True)
-        library.impl(_BACKWARD, backward, _device, with_keyset=True)
+        override(_OPERATOR, _ours, lambda _: False)
+        override(_BACKWARD, _gradients, lambda arguments: arguments[state].dtype != _OURS)
+        for name, ours in ((_PACKED, _packed), (_PACKED_OUT, _packed_out), (_PACKED_BACKWARD, _packed_gradients)):
+            if hasattr(torch.ops.aten, name):
+                starts = list(inspect.signature(ours).parameters).index("cum_seq_q")
+                # torch's own kernels of dense rows call these operators too, without it
+                override(name, ours, lambda arguments, starts=starts: arguments[starts] is None)
     return _Handle(library)
 
 
@@ -152,16 +170,142 @@ def _gradients(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The backward operator's outputs, of what `_ours` gave; strided as query, key and value are."""
-    dout, q, k, v, o = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
+    rows = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
     words = state.view(torch.int32)[:STATE_WORDS] if dropout_p else None
     options = Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, rng_state=words)
-    head_dim = q.shape[3]
-    wanted = _columns(q, v, options)
+    made, is_padded = _backward(*rows, lse, options)
+    made = [gradient.transpose(1, 2) for gradient in made]
+    if not is_padded:
+        return tuple(made)
+    return tuple(torch.empty_like(x).copy_(gradient) for x, gradient in zip((query, key, value), made, strict=True))
+
+
+def _backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    options: Options,
+) -> tuple[list[torch.Tensor], bool]:
+    """Gradients of q, k and v, (batch, seqlen, heads, head_dim), and whether they are views of padded ones."""
+    head_dim, wanted = q.shape[3], _columns(q, v, options)
     if is_padded := wanted != (head_dim, v.shape[3]):
         q, k, v, options = padding.padded(q, k, v, options, wanted)
         dout, o = (padding.filled(x, wanted[1]) for x in (dout, o))
     found = torch.ops.flashladder.attention_backward(dout, q, k, v, o, lse, None, *options.flat(), True, True)
-    made = (gradient[..., :head_dim].transpose(1, 2) for gradient in found)
-    if not is_padded:
-        return tuple(made)
-    return tuple(torch.empty_like(x).copy_(gradient) for x, gradient in zip((query, key, value), made, strict=True))
+    return [gradient[..., :head_dim] for gradient in found], is_padded
+
+
+def _packed(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_q: torch.Tensor,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    num_splits: int | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The operator's outputs, of q, k and v (total, heads, head_dim), or pages of k and v with a block_table."""
+    if dropout_p or return_debug_mask:
+        raise UnsupportedProblemError(f"dropout_p={dropout_p} in packed sequences: whose gradients are these")
+    if any(x.requires_grad for x in (query, key, value)):
+        window = window_size_left, window_size_right
+        options = _packed_options(cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, *window)
+        q, k, v = (x[None] for x in (query, key, value))
+        differentiable.require_rung(q, k, v, options, _columns(q, v, options))
+    of_pages = {} if block_table is None else {"block_table": block_table, "num_splits": num_splits or 0, "out": out}
+    found = flash_attn_varlen_func(
+        *(x.detach() for x in (query, key, value)),
+        cum_seq_q,
+        cum_seq_k,
+        max_q,
+        max_k,
+        softmax_scale=scale,
+        causal=is_causal,
+        window_size=_window(window_size_left, window_size_right),
+        alibi_slopes=alibi_slopes,
+        return_attn_probs=True,
+        seqused_k=seqused_k,
+        **of_pages,
+    )
+    output, lse = found[:2]
+    if out is not None and output is not out and block_table is None:
+        out.copy_(output)
+    states = query.new_empty(2, dtype=torch.uint64), query.new_empty((), dtype=torch.uint64)
+    return output, lse, *states, query.new_empty(0)
+
+
+def _packed_out(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_q: torch.Tensor,
+    *others: Any,
+    **options: Any,
+) -> torch.Tensor:
+    """The log-sum-exp; O is written to `out`."""
+    return _packed(query, key, value, cum_seq_q, *others, out=out, **options)[1]
+
+
+def _packed_gradients(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    cum_seq_q: torch.Tensor,
+    cum_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *_: Any,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The backward operator's outputs, of packed sequences."""
+    if dropout_p:
+        raise UnsupportedProblemError(f"dropout_p={dropout_p} in packed sequences: whose gradients are these")
+    window = window_size_left, window_size_right
+    options = _packed_options(cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, *window)
+    rows = (tensor[None] for tensor in (grad_out, query, key, value, out))
+    made, _ = _backward(*rows, logsumexp, options)
+    return tuple(gradient[0] for gradient in made)
+
+
+def _packed_options(
+    cum_seq_q: torch.Tensor,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    is_causal: bool,
+    scale: float | None,
+    left: int | None,
+    right: int | None,
+) -> Options:
+    """What the operators say of packed sequences, as kernels of gradients take it."""
+    causal, bounds = validate.mask(is_causal, _window(left, right), max_k)
+    left, right = validate.window(bounds, causal)
+    starts = {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}
+    return Options(causal=causal, softmax_scale=scale, window_left=left, window_right=right, **starts)
+
+
+def _window(left: int | None, right: int | None) -> tuple[int, int]:
+    return (-1 if left is None else left), (-1 if right is None else right)

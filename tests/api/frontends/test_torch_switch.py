@@ -1,5 +1,6 @@
 """torch's own switch: registered, activated and taken back; ours where it can, torch's where it refuses, said once."""
 
+import inspect
 import logging
 import re
 import textwrap
@@ -42,6 +43,20 @@ def _as_it_was(monkeypatch):
     switch.restore_flash_attention_impl(_raise_warn=False)
 
 
+def packed_stand_in(query, key, value, *_, **__):
+    states = (torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64))
+    return torch.full_like(query, TORCHS), query.new_zeros(query.shape[1::-1]).float(), *states, query.new_empty(0)
+
+
+def packed_backward_stand_in(dout, query, key, value, *_, **__):
+    return tuple(torch.full_like(x, TORCHS) for x in (query, key, value))
+
+
+def packed_out_stand_in(out, query, *_, **__):
+    out.fill_(TORCHS)
+    return query.new_zeros(query.shape[1::-1]).float()
+
+
 @pytest.fixture
 def cpu(monkeypatch):
     """The operators on the CPU, where torch has none: stand-ins for torch's kernels, overridden as on CUDA."""
@@ -49,6 +64,10 @@ def cpu(monkeypatch):
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_scaled_dot_product_flash_attention", stand_in, "CPU")
         library.impl("_scaled_dot_product_flash_attention_backward", backward_stand_in, "CPU")
+        library.impl("_flash_attention_forward", packed_stand_in, "CPU")
+        library.impl("_flash_attention_backward", packed_backward_stand_in, "CPU")
+        if hasattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace"):
+            library.impl("_flash_attention_forward_no_dropout_inplace", packed_out_stand_in, "CPU")
         flashladder.register_with_torch()
         yield
         switch.restore_flash_attention_impl(_raise_warn=False)
@@ -161,6 +180,88 @@ def test_it_trains(cpu, dropout_p, packed_by, head_dim):
     assert [x.stride() for x in meta] == [x.stride() for x in made]
 
 
+varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch has no varlen_attn")
+STARTS, KEYS = torch.tensor([0, 5, 25], dtype=torch.int32), torch.tensor([0, 20, 50], dtype=torch.int32)
+has_varlen = pytest.mark.skipif(
+    "num_splits" not in inspect.signature(varlen.varlen_attn).parameters, reason="torch has an older varlen_attn"
+)
+
+
+def packed(**options):
+    """q, k and v of two sequences, and how varlen_attn takes them."""
+    q, k, v = drawn(25, 4, 64), *drawn(2, 50, 2, 64)
+    return (q, k, v), (STARTS, KEYS, 20, 30), {"enable_gqa": True, **options}
+
+
+@has_varlen
+@pytest.mark.parametrize(
+    "window_size", [(-1, 0), *(pytest.param(x, marks=pytest.mark.slow) for x in ((-1, -1), (7, 0), (7, 2)))]
+)
+def test_varlen_attn(cpu, window_size):
+    (q, k, v), lengths, options = packed(window_size=window_size, scale=0.3, return_aux=varlen.AuxRequest(lse=True))
+    assert is_torchs(varlen.varlen_attn(q, k, v, *lengths, **options))
+    switch.activate_flash_attention_impl("ladder")
+    o, lse = varlen.varlen_attn(q, k, v, *lengths, **options)
+    expected = flashladder.flash_attn_varlen_func(
+        q, k, v, *lengths, window_size=window_size, softmax_scale=0.3, return_attn_probs=True
+    )
+    assert torch.equal(o, expected[0])
+    assert torch.equal(lse, expected[1])
+    out = torch.empty_like(q)
+    options.pop("return_aux")
+    varlen.varlen_attn_out(out, q, k, v, *lengths, **options)
+    assert torch.equal(out, o)
+
+
+@has_varlen
+def test_varlen_attn_of_pages(cpu):
+    (q, *_), _, options = packed(window_size=(-1, 0))
+    pages, table, keys = drawn(2, 4, 16, 2, 64), torch.tensor([[2, 0], [3, 1]]).int(), torch.tensor([20, 30]).int()
+    options |= {"block_table": table, "seqused_k": keys, "num_splits": 1}
+    switch.activate_flash_attention_impl("ladder")
+    o = varlen.varlen_attn(q, *pages, STARTS, None, 20, 32, **options)
+    options = {"block_table": table, "seqused_k": keys, "num_splits": 1, "causal": True}
+    assert torch.equal(o, flashladder.flash_attn_varlen_func(q, *pages, STARTS, None, 20, 32, **options))
+    out = torch.empty_like(q)
+    options = {"block_table": table, "seqused_k": keys, "enable_gqa": True, "window_size": (-1, 0)}
+    varlen.varlen_attn_out(out, q, *pages, STARTS, None, 20, 32, **options)
+    torch.testing.assert_close(out, o, rtol=0, atol=0.01)
+
+
+@has_varlen
+@pytest.mark.slow
+def test_varlen_attn_trains(cpu):
+    (q, k, v), lengths, options = packed(window_size=(-1, 0))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    switch.activate_flash_attention_impl("ladder")
+    o = varlen.varlen_attn(*inputs, *lengths, **options)
+    ours = flashladder.flash_attn_varlen_func(*inputs, *lengths, causal=True)
+    assert torch.equal(o, ours)
+    dout = torch.ones_like(o).cumsum(-1)
+    for given, expected in zip(
+        torch.autograd.grad(o, inputs, dout), torch.autograd.grad(ours, inputs, dout), strict=True
+    ):
+        torch.testing.assert_close(given, expected, rtol=2**-7, atol=2**-7)
+
+
+@has_varlen
+def test_packed_sequences_that_are_refused_run_on_torchs(cpu):
+    (q, k, v), lengths, options = packed()
+    switch.activate_flash_attention_impl("ladder")
+    with pytest.warns(FallbackWarning, match="seqused_k is given, but no block_table"):
+        assert is_torchs([varlen.varlen_attn(q, k, v, *lengths, **options, seqused_k=KEYS.diff())])
+    with pytest.warns(FallbackWarning, match=r"dropout_p=0\.5 in packed sequences"):
+        assert is_torchs(torch.ops.aten._flash_attention_forward(q, k, v, *lengths, 0.5, False, False))
+
+
+def test_dense_rows_of_torchs_own_kernels_are_torchs(cpu, recwarn):
+    """Which call the operators of packed sequences, after they were asked for what ours refused."""
+    q = drawn(1, 16, 2, 64)
+    switch.activate_flash_attention_impl("ladder")
+    assert is_torchs(torch.ops.aten._flash_attention_forward(q, q, q, None, None, 16, 16, 0.0, False, False))
+    assert not recwarn.list
+
+
 def test_other_implementations_follow_and_go_before(cpu):
     q = drawn(1, 1, 16, 64)
     taken = []
@@ -239,3 +340,21 @@ def test_on_a_gpu_models_train(dropout_p):
             for given, expected in zip(made, torch.autograd.grad(exact.sum(), inputs), strict=True):
                 torch.testing.assert_close(given, expected, rtol=2**-6, atol=2**-6)
         switch.restore_flash_attention_impl()
+
+
+@pytest.mark.gpu
+@has_varlen
+def test_varlen_attn_on_a_gpu():
+    """Beside torch's own kernels."""
+    flashladder.register_with_torch()
+    (q, k, v), (starts, keys, *longest), options = packed(window_size=(-1, 0))
+    inputs = [x.cuda().requires_grad_() for x in (q, k, v)]
+    found = []
+    for name in (None, "ladder"):
+        if name:
+            switch.activate_flash_attention_impl(name)
+        o = varlen.varlen_attn(*inputs, starts.cuda(), keys.cuda(), *longest, **options)
+        found.append((o, *torch.autograd.grad(o.float().square().sum(), inputs)))
+    for ours, torchs in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=2**-6, atol=2**-5)
+    assert not torch.equal(found[0][0], found[1][0]), "which of them ran"
