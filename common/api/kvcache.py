@@ -56,7 +56,9 @@ def flash_attn_with_kvcache(
 
     With cu_seqlens_q, (batch + 1), int32, q is (total_q, heads, head_dim), each sequence's max_seqlen_q rows behind
     those before; so are O and, (heads, total_q), the log-sum-exp. Numbers of rows that differ are refused:
-    `flash_attn_varlen_func` takes them. O is written to `out` if that is given, memory like O of any strides.
+    `flash_attn_varlen_func` takes them. Where q has four dimensions they say how many rows there are, and a
+    max_seqlen_q is not read, as in flash-attn: transformers gives one. O is written to `out` if that is given, memory
+    like O of any strides.
 
     k_cache and v_cache are (batch, seqlen, heads_k, head_dim); or, with a block_table (batch, max_pages) of int32,
     pages (num_pages, page_size, heads_k, head_dim) of any size. Entries of the table behind a sequence's keys may be
@@ -105,7 +107,8 @@ def flash_attn_with_kvcache(
     """
     if qv is not None:
         raise UnsupportedProblemError("qv is given, which is of latents: flash_mla_with_kvcache takes them, with q")
-    if is_packed := cu_seqlens_q is not None or max_seqlen_q is not None:
+    is_packed = cu_seqlens_q is not None or (max_seqlen_q is not None and validate.tensor("q", q).dim() == 3)
+    if is_packed:
         q, out = sequences.of_equal_lengths(q, out, cu_seqlens_q, max_seqlen_q)
     given = causal, softmax_scale, window_size, softcap, rotary_interleaved, num_splits
     if (cpp := operator.in_cpp()) and cache_batch_idx is None and isinstance(cache_seqlens, torch.Tensor):

@@ -109,7 +109,7 @@ STARTS = torch.tensor([0, 1, 2, 3], dtype=torch.int32)
         ({"out": normal(1, 1, HEADS, COLUMNS).expand(3, -1, -1, -1)}, "out has strides (0, 256, 64, 1), by which"),
         ({"out": normal(3, 1, HEADS, 63)}, "out is (3, 1, 4, 63) torch.bfloat16 on cpu; O is (3, 1, 4, 64)"),
         ({"cu_seqlens_q": STARTS}, "max_seqlen_q is left out"),
-        ({"max_seqlen_q": 1}, "cu_seqlens_q is left out"),
+        ({"q": normal(3, HEADS, COLUMNS), "max_seqlen_q": 1}, "cu_seqlens_q is left out"),
         (
             {"cu_seqlens_q": STARTS, "max_seqlen_q": 1},
             "q has shape (3, 1, 4, 64); packed, it is (total, heads",

@@ -13,6 +13,7 @@ from flashladder.common.api import attention, kvcache, operator, validate
 from flashladder.common.api.documents import Padding, documents_of, padding_of
 from flashladder.common.api.frontends import masks
 from flashladder.common.api.frontends.fallback import foresee, say
+from flashladder.common.api.frontends.flash_attn import flash_attn_func, flash_attn_varlen_func
 from flashladder.common.api.packed import attention_in_documents, only_o, packed_attention, without_padding
 from flashladder.common.errors import FlashLadderError, ToolchainError, UnsupportedProblemError
 from flashladder.common.packages import OLDEST
@@ -20,7 +21,9 @@ from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 from flashladder.common.runtime import ready
 
 NAME = "ladder"
+FLASH = "flash_ladder_3"  # in which transformers looks for "flash", and for the 3 of flash-attn's functions of pages
 _NOT_SDPAS = {"softcap": "a softcap", "s_aux": "attention sinks"}
+_FLASHS_NEEDS = ("_lazy_imports", "_pad_input", "_unpad_input", "_flash_with_kvcache_fn")
 _foreseen: set[tuple[object, ...]] = set()  # kinds of tensors in whose generation no kernel is new
 
 
@@ -34,19 +37,43 @@ def register_with_transformers() -> None:
     FallbackWarning for each kind of reason. Where a softcap or attention sinks are wanted, which "sdpa" has not,
     UnsupportedProblemError is raised instead.
 
-    Raises ToolchainError without transformers, or for one whose masks are made in another way.
+    For continuous batching (`generate_batch`) the name is "flash_ladder_3": transformers then calls our functions where
+    it would call flash-attn's, with their arguments by name. Nothing else runs instead.
+
+    Raises ToolchainError without transformers, or for one whose masks, or flash-attn's functions, come in another way.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
+        from transformers import modeling_flash_attention_utils as flash
+        from transformers.integrations.flash_attention import flash_attention_forward
     except ImportError:
         raise ToolchainError("transformers is missing or too old: pip install -U transformers") from None
     lacks = [name for name in masks.NEEDS if not hasattr(masking_utils, name)]
+    lacks += [name for name in _FLASHS_NEEDS if not hasattr(flash, name)]
     if lacks or "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
         raise ToolchainError(
-            f"transformers {__version__} makes masks in another way; {OLDEST['transformers']} or later works"
+            f"transformers {__version__} makes masks or calls flash-attn in another way; "
+            f"{OLDEST['transformers']} or later works"
         )
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, masks.make)  # without one of the same name, the mask would be None
+    AttentionInterface.register(FLASH, flash_attention_forward)
+    AttentionMaskInterface.register(FLASH, masking_utils.flash_attention_mask)
+    if not isinstance(flash._lazy_imports, _Functions):
+        flash._lazy_imports = _Functions(flash)
+
+
+class _Functions:
+    """transformers' table of flash-attn's functions, which has no door for others, and ours under our name."""
+
+    def __init__(self, flash: Any) -> None:
+        self.others, self.padding = flash._lazy_imports, (flash._pad_input, flash._unpad_input)
+
+    def __call__(self, implementation: str | None, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        if implementation != FLASH:
+            found: tuple[Any, ...] = self.others(implementation, *arguments, **options)
+            return found
+        return flash_attn_func, flash_attn_varlen_func, kvcache.flash_attn_with_kvcache, *self.padding
 
 
 def _attend(

@@ -288,9 +288,8 @@ def test_another_transformers_is_refused(monkeypatch):
     from transformers import masking_utils
 
     monkeypatch.setattr(masking_utils, "sdpa_mask", lambda batch_size, cache_position: None)
-    with pytest.raises(
-        ToolchainError, match=rf"transformers \S+ makes masks in another way; {OLDEST['transformers']} or later works"
-    ):
+    said = rf"transformers \S+ makes masks or calls flash-attn in another way; {OLDEST['transformers']} or later works"
+    with pytest.raises(ToolchainError, match=said):
         flashladder.register_with_transformers()
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ToolchainError, match="transformers is missing or too old: pip install -U transformers"):
