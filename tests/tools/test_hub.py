@@ -26,6 +26,11 @@ q = torch.randn(1, 20, 2, 64).bfloat16()
 heads = q.float().transpose(1, 2)
 exact = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2)
 assert (kernel.flash_attn_func(q, q, q, causal=True).float() - exact).abs().max() < 0.02
+pages, table, rows = torch.zeros(2, 3, 16, 2, 64).bfloat16(), torch.tensor([[2, 0]]).int(), torch.tensor([0]).int()
+o = kernel.flash_attn_with_kvcache(  # as transformers calls it, arguments by name
+    q, *pages, q, q, causal=True, softmax_scale=0.125, max_seqlen_q=20, block_table=table, cache_seqlens=rows
+)
+assert (o.float() - exact).abs().max() < 0.02
 import flashladder
 assert Path(flashladder.__file__).is_relative_to(sys.argv[1]), flashladder.__file__
 assert Path(kernel.__file__).parent == Path(sys.argv[1], "build", "torch-cpu")

@@ -32,6 +32,8 @@ NAMES = (
     *("attention", "packed_attention", "merge_states", "register_with_diffusers", "register_with_torch"),
     *("register_with_transformers", "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func"),
     *("flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"),
+    *("flash_attn_with_kvcache", "reshape_and_cache", "tree_mask", "flash_mla_with_kvcache", "get_mla_metadata"),
+    "concat_and_cache_mla",
 )
 VERSION = 1  # of the kernel, as `kernels` counts
 LICENSE = "Apache-2.0"

@@ -87,18 +87,19 @@ class LadderBackend(AttentionBackend):
         """O, (tokens, heads * head_dim); new keys are written first."""
         _check(layer, others)
         heads, room = (layer.tp_k_head_num, layer.head_dim), self.forward_metadata.table.shape[1] * self.page_size
-        pages = [x.view(-1, self.page_size, *heads) for x in self.pool.get_kv_buffer(layer.layer_id)]
-        scales = {}
-        if pages[0].dtype == FP8:
+        k_pages, v_pages = (x.view(-1, self.page_size, *heads) for x in self.pool.get_kv_buffer(layer.layer_id))
+        scales: dict[str, Any] = {}
+        if k_pages.dtype == FP8:
             scales = {"k_descale": _scale(layer.k_scale), "v_descale": _scale(layer.v_scale)}
         if save_kv_cache and k is not None and v is not None:
-            new = (x.view(-1, *heads) for x in (k, v))
-            reshape_and_cache(*new, *pages, forward_batch.out_cache_loc.long(), **scales)
+            k, v = (x.view(-1, *heads) for x in (k, v))
+            reshape_and_cache(k, v, k_pages, v_pages, forward_batch.out_cache_loc.long(), **scales)
         starts, lengths, table = self.forward_metadata
         rows, window = q.view(-1, layer.tp_q_head_num, layer.head_dim), layer.sliding_window_size
         o = flash_attn_varlen_func(
             rows,
-            *pages,
+            k_pages,
+            v_pages,
             starts,
             None,
             len(rows),
@@ -112,6 +113,7 @@ class LadderBackend(AttentionBackend):
             s_aux=sinks,
             **scales,
         )
+        assert isinstance(o, torch.Tensor)
         return o.flatten(1)
 
     forward_decode = forward_extend

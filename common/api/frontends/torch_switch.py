@@ -18,6 +18,7 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,10 +98,13 @@ def _activate() -> _Handle:
         override(_BACKWARD, _gradients, lambda arguments: arguments[state].dtype != _OURS)
         for name, ours in ((_PACKED, _packed), (_PACKED_OUT, _packed_out), (_PACKED_BACKWARD, _packed_gradients)):
             if hasattr(torch.ops.aten, name):
-                starts = list(inspect.signature(ours).parameters).index("cum_seq_q")
-                # torch's own kernels of dense rows call these operators too, without it
-                override(name, ours, lambda arguments, starts=starts: arguments[starts] is None)
+                override(name, ours, partial(_are_dense, list(inspect.signature(ours).parameters).index("cum_seq_q")))
     return _Handle(library)
+
+
+def _are_dense(place: int, arguments: Sequence[Any]) -> bool:
+    """Whether the cum_seq_q at this place is none: torch's own kernels call the operators of packed rows so."""
+    return arguments[place] is None
 
 
 def _original(name: str) -> Any:
@@ -170,10 +174,10 @@ def _gradients(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The backward operator's outputs, of what `_ours` gave; strided as query, key and value are."""
-    rows = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
+    dout, q, k, v, o = (tensor.transpose(1, 2) for tensor in (dout, query, key, value, output))
     words = state.view(torch.int32)[:STATE_WORDS] if dropout_p else None
     options = Options(causal=is_causal, softmax_scale=scale, dropout_p=dropout_p, rng_state=words)
-    made, is_padded = _backward(*rows, lse, options)
+    made, is_padded = _backward(dout, q, k, v, o, lse, options)
     made = [gradient.transpose(1, 2) for gradient in made]
     if not is_padded:
         return tuple(made)
@@ -227,9 +231,14 @@ def _packed(
         options = _packed_options(cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, *window)
         q, k, v = (x[None] for x in (query, key, value))
         differentiable.require_rung(q, k, v, options, _columns(q, v, options))
-    of_pages = {} if block_table is None else {"block_table": block_table, "num_splits": num_splits or 0, "out": out}
+    q, k, v = (x.detach() for x in (query, key, value))
+    of_pages: dict[str, Any] = (
+        {} if block_table is None else {"block_table": block_table, "num_splits": num_splits or 0, "out": out}
+    )
     found = flash_attn_varlen_func(
-        *(x.detach() for x in (query, key, value)),
+        q,
+        k,
+        v,
         cum_seq_q,
         cum_seq_k,
         max_q,
@@ -285,9 +294,8 @@ def _packed_gradients(
         raise UnsupportedProblemError(f"dropout_p={dropout_p} in packed sequences: whose gradients are these")
     window = window_size_left, window_size_right
     options = _packed_options(cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, *window)
-    rows = (tensor[None] for tensor in (grad_out, query, key, value, out))
-    made, _ = _backward(*rows, logsumexp, options)
-    return tuple(gradient[0] for gradient in made)
+    dout, q, k, v, o = (tensor[None] for tensor in (grad_out, query, key, value, out))
+    return tuple(gradient[0] for gradient in _backward(dout, q, k, v, o, logsumexp, options)[0])
 
 
 def _packed_options(
@@ -303,7 +311,12 @@ def _packed_options(
     """What the operators say of packed sequences, as kernels of gradients take it."""
     causal, bounds = validate.mask(is_causal, _window(left, right), max_k)
     left, right = validate.window(bounds, causal)
-    starts = {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}
+    starts: dict[str, Any] = {
+        "cu_seqlens_q": cum_seq_q,
+        "cu_seqlens_k": cum_seq_k,
+        "max_seqlen_q": max_q,
+        "max_seqlen_k": max_k,
+    }
     return Options(causal=causal, softmax_scale=scale, window_left=left, window_right=right, **starts)
 
 

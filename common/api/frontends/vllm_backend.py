@@ -144,7 +144,7 @@ class LadderImpl(AttentionImpl[LadderMetadata]):
             raise UnsupportedProblemError(f"attn_type={attn_type}: {VLLM} is for decoders' attention")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
-        self.options = {
+        self.options: dict[str, Any] = {
             "softmax_scale": self.scale,
             "causal": True,
             "window_size": (-1 if sliding_window is None else sliding_window - 1, -1 if sliding_window is None else 0),
@@ -171,14 +171,15 @@ class LadderImpl(AttentionImpl[LadderMetadata]):
             raise UnsupportedProblemError(f"output_scale: {VLLM} writes O in 16 bits")
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
-        tokens, pages = attn_metadata.num_actual_tokens, self._pages(kv_cache)
+        tokens, (k, v) = attn_metadata.num_actual_tokens, self._pages(kv_cache)
         flash_attn_varlen_func(
             query[:tokens],
-            *pages,
+            k,
+            v,
             attn_metadata.query_start_loc,
             None,
             attn_metadata.max_query_len,
-            attn_metadata.block_table.shape[1] * pages[0].shape[1],
+            attn_metadata.block_table.shape[1] * k.shape[1],
             block_table=attn_metadata.block_table,
             seqused_k=attn_metadata.seq_lens,
             out=output[:tokens],
@@ -201,7 +202,7 @@ class LadderImpl(AttentionImpl[LadderMetadata]):
         k, v = kv_cache.transpose(1, 2).split(self.head_size, -1)
         return k, v
 
-    def _scales(self, layer: Any) -> dict[str, torch.Tensor]:
+    def _scales(self, layer: Any) -> dict[str, Any]:
         """A number each, or one for each head of K."""
         if self.kv_cache_dtype not in _IN_8_BITS:
             return {}
