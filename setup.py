@@ -1,6 +1,7 @@
 """The package `flashladder` is this folder: `flashladder.common.compiler` is the folder common/compiler.
 
 FLASHLADDER_ARCHS="8.0;9.0a" builds kernels into the package, for machines without a compiler: common/runtime/ahead.py.
+FLASHLADDER_SLIM=1 leaves the laboratory out, and what it alone needs: what models and engines call is there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from setuptools.command.build_py import build_py
 
 ARCHS = os.environ.get("FLASHLADDER_ARCHS", "").strip()
 
-SUBPACKAGES = find_namespace_packages(include=["tools.commands*", "common*", "tuner*"], exclude=["common.cuda*"])
+SLIM = os.environ.get("FLASHLADDER_SLIM", "").strip() not in ("", "0")
+CALLS = ("api", "catalog", "compiler", "emulator", "problem", "runtime")  # the rooms of common/ that a call is made in
+
+PACKAGES = ["common", *(f"common.{room}*" for room in CALLS)] if SLIM else ["tools.commands*", "common*", "tuner*"]
+SUBPACKAGES = find_namespace_packages(include=PACKAGES, exclude=["common.cuda*"])
+LABORATORY = ["pandas", "matplotlib", "jinja2", "typing-extensions", "nvidia-ml-py"]
+COMMANDS = {"console_scripts": ["flashladder=flashladder.tools.commands:main"]}
 
 # The CUDA compiler, for machines without a toolkit. All five parts are named, so that they are of one release: that of
 # torch where it has one.
@@ -75,7 +82,7 @@ class BuildWithKernels(build_py):
 
 setup(
     name="flashladder",
-    version=version(),
+    version=version() + ("+slim" if SLIM else ""),
     description="A laboratory for attention kernels: CUDA kernels, one idea a rung, measured beside the official ones",
     license="Apache-2.0",
     license_files=["LICENSE"],
@@ -90,7 +97,7 @@ setup(
             "common/cuda/**/*",
             "common/problem/families/*.npz",
             "common/runtime/*.cpp",
-            "common/report/templates/*",
+            *([] if SLIM else ["common/report/templates/*"]),
             "common/runtime/*.h",
             "configs/**/*",
         ]
@@ -99,22 +106,14 @@ setup(
     cmdclass={"build_py": BuildWithKernels},
     setup_requires=BUILD if ARCHS else [],
     entry_points={
-        "console_scripts": ["flashladder=flashladder.tools.commands:main"],
+        **({} if SLIM else COMMANDS),
         "vllm.general_plugins": ["flashladder=flashladder:register_with_vllm"],
         "sglang.srt.plugins": ["flashladder=flashladder:register_with_sglang"],
     },
     install_requires=[
         f"torch>={OLDEST['torch']}",
-        "numpy>=2",
-        "pandas",
-        "matplotlib",
-        "jinja2",
-        "PyYAML",
-        "pydantic>=2",
-        "rich",
-        "typing-extensions",
-        "ninja",
-        "nvidia-ml-py",
+        *("numpy>=2", "PyYAML", "pydantic>=2", "rich", "ninja"),
+        *([] if SLIM else LABORATORY),
         "cuda-pathfinder",
         "cuda-bindings>=12.9,<14",
         # An installation with kernels in it is for machines without a compiler.

@@ -1,5 +1,6 @@
 """A wheel with kernels in it, as pip makes it: small, and of use where there is no compiler."""
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -111,3 +112,40 @@ def test_what_a_build_asks_pip_for(archs, tmp_path):
     assert ("ninja" in asked.stdout) == bool(archs)
     has_nvcc = any(Path(folder, "nvcc").exists() for folder in ("/usr/bin", "/bin", "/usr/local/cuda/bin"))
     assert ("cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.*" in asked.stdout) == (bool(archs) and not has_nvcc)
+
+
+CALLS = """
+import sys
+import torch
+
+sys.modules |= dict.fromkeys(("pandas", "matplotlib", "jinja2", "pynvml", "optuna"))  # as if they were not there
+import flashladder
+q, pages = torch.randn(1, 20, 2, 64).bfloat16(), torch.zeros(2, 3, 16, 2, 64).bfloat16()
+o = flashladder.attention(q, q, q, causal=True)
+table, keys, starts = torch.tensor([[2, 0]]).int(), torch.tensor([20]).int(), torch.tensor([0, 20]).int()
+flashladder.reshape_and_cache(q[0], q[0], *pages, torch.cat((torch.arange(32, 48), torch.arange(4))))
+options = {"block_table": table, "causal": True}
+packed = flashladder.flash_attn_varlen_func(q[0], *pages, starts, None, 20, 32, seqused_k=keys, **options)
+cached = flashladder.flash_attn_with_kvcache(q, *pages, cache_seqlens=keys, **options)
+for x in (packed, cached[0]):
+    assert (x - o[0]).abs().max() < 0.02
+print(flashladder.__file__)
+"""
+
+
+def test_a_slim_one_has_the_calls_without_the_laboratory(tmp_path):
+    built = ("wheel", copy(tmp_path / "checkout"), "--no-build-isolation", "--no-deps", "-w", tmp_path)
+    done = pip(*built, FLASHLADDER_SLIM="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    done = pip("install", "--no-deps", "--target", tmp_path / "installed", wheel)
+    assert done.returncode == 0, done.stderr
+    (found,) = importlib.metadata.distributions(name="flashladder", path=[str(tmp_path / "installed")])
+    needed = {re.split(r"[^\w-]", each)[0] for each in found.requires if "extra ==" not in each}
+    assert needed >= {"torch", "PyYAML"}
+    assert not needed & {"pandas", "matplotlib", "jinja2", "nvidia-ml-py", "typing-extensions", "optuna"}
+    assert {each.group for each in found.entry_points} == {"vllm.general_plugins", "sglang.srt.plugins"}
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "installed"))
