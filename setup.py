@@ -25,6 +25,7 @@ CALLS = ("api", "catalog", "compiler", "emulator", "problem", "runtime")  # the 
 PACKAGES = ["common", *(f"common.{room}*" for room in CALLS)] if SLIM else ["tools.commands*", "common*", "tuner*"]
 SUBPACKAGES = find_namespace_packages(include=PACKAGES, exclude=["common.cuda*"])
 LABORATORY = ["pandas", "matplotlib", "jinja2", "typing-extensions", "nvidia-ml-py"]
+ENGINES = "flashladder.common.api.frontends.engines"
 COMMANDS = {"console_scripts": ["flashladder=flashladder.tools.commands:main"]}
 
 # The CUDA compiler, for machines without a toolkit. All five parts are named, so that they are of one release: that of
@@ -107,8 +108,8 @@ setup(
     setup_requires=BUILD if ARCHS else [],
     entry_points={
         **({} if SLIM else COMMANDS),
-        "vllm.general_plugins": ["flashladder=flashladder:register_with_vllm"],
-        "sglang.srt.plugins": ["flashladder=flashladder:register_with_sglang"],
+        "vllm.general_plugins": [f"flashladder={ENGINES}:plug_into_vllm"],
+        "sglang.srt.plugins": [f"flashladder={ENGINES}:plug_into_sglang"],
     },
     install_requires=[
         f"torch>={OLDEST['torch']}",

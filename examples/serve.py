@@ -92,10 +92,9 @@ class Server:
     def attend(self, layer, q, k, v):
         """New keys go to their slots, and each row sees the keys of its sequence up to its own."""
         reshape_and_cache(k, v, *self.cache[layer], self.slots, **self.scales)
-        most = 1 if len(q) == self.sequences else len(q)
         options = {"block_table": self.table, "seqused_k": self.lengths, "causal": True, **self.scales}
-        room = self.table.shape[1] * PAGE
-        return flash_attn_varlen_func(q, *self.cache[layer], self.starts, None, most, room, **options)
+        most = len(q), self.table.shape[1] * PAGE  # rows and keys of a sequence
+        return flash_attn_varlen_func(q, *self.cache[layer], self.starts, None, *most, **options)
 
     def launch(self, rows: int) -> None:
         """A step; on a GPU it is captured once for so many rows, and replayed for any lengths."""

@@ -410,6 +410,26 @@ def test_layers_that_the_backend_refuses(sglang):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_another_release_goes_on_without_the_backend(engine, entry_points, monkeypatch):
+    """Whose registry has no such function: it is told, and the entry point raises nothing."""
+    with importable(engine):
+        if engine == "vllm":
+            from vllm import plugins
+            from vllm.v1.attention.backends import registry
+
+            monkeypatch.delattr(registry, "register_backend")
+            load = plugins.load_general_plugins
+        else:
+            from sglang.srt import plugins
+            from sglang.srt.arg_groups import choices
+
+            monkeypatch.delattr(choices, "add_attention_backend_choices")
+            load = plugins.load_plugins
+        with pytest.warns(UserWarning, match=f"no attention backend of flashladder: {engine} is missing, or keeps"):
+            load()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_an_engine_that_is_missing(engine, monkeypatch):
     monkeypatch.setitem(sys.modules, engine, None)
     with pytest.raises(ToolchainError, match=f"{engine} is missing.*was tried"):

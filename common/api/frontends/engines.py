@@ -1,11 +1,14 @@
 """Engines that find attention by the entry points of installed packages: setup.py names these functions.
 
-An engine calls them in each of its processes, maybe twice. They only tell it a name; a user chooses it.
+An engine calls them in each of its processes, maybe twice. They only tell it a name; a user chooses it. An engine of a
+release that they do not fit goes on without it, and is told.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
+from collections.abc import Callable
 
 from flashladder.common.errors import ToolchainError
 
@@ -14,7 +17,7 @@ TRIED = {"vllm": "0.33.0", "sglang": "0.5.23"}
 
 
 def register_with_vllm() -> None:
-    """Makes `--attention-backend FLASHLADDER` work in vLLM, which calls this itself where both are installed.
+    """Makes `--attention-backend FLASHLADDER` work in vLLM, which does this itself where both are installed.
 
     vLLM asks the backend what it takes, and refuses the rest by name when it starts.
 
@@ -22,14 +25,15 @@ def register_with_vllm() -> None:
     """
     try:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-    except ImportError as error:
+
+        if VLLM not in AttentionBackendEnum.__members__:
+            register_backend(VLLM, f"{__package__}.vllm_backend.LadderBackend")
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise _lacking("vllm", error) from None
-    if VLLM not in AttentionBackendEnum.__members__:
-        register_backend(VLLM, f"{__package__}.vllm_backend.LadderBackend")
 
 
 def register_with_sglang() -> None:
-    """Makes `--attention-backend flashladder` work in SGLang, which calls this itself where both are installed.
+    """Makes `--attention-backend flashladder` work in SGLang, which does this itself where both are installed.
 
     The backend refuses what it does not take by name, when it is made or at a layer's first call.
 
@@ -38,11 +42,29 @@ def register_with_sglang() -> None:
     try:
         from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
-    except ImportError as error:
+
+        if SGLANG not in ATTENTION_BACKEND_CHOICES:
+            add_attention_backend_choices([SGLANG])
+            register_attention_backend(SGLANG)(_sglang_backend)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise _lacking("sglang", error) from None
-    if SGLANG not in ATTENTION_BACKEND_CHOICES:
-        add_attention_backend_choices([SGLANG])
-        register_attention_backend(SGLANG)(_sglang_backend)
+
+
+def plug_into_vllm() -> None:
+    """vLLM's entry point, whose errors would end vLLM."""
+    _plug_in(register_with_vllm)
+
+
+def plug_into_sglang() -> None:
+    """SGLang's entry point."""
+    _plug_in(register_with_sglang)
+
+
+def _plug_in(register: Callable[[], None]) -> None:
+    try:
+        register()
+    except ToolchainError as error:
+        warnings.warn(f"no attention backend of flashladder: {error}", stacklevel=2)
 
 
 def _sglang_backend(runner: object) -> object:
