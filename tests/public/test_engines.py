@@ -86,7 +86,7 @@ class Step:
             slots = self.slots_of(self.old)
             cache[slots // PAGE, slots % PAGE] = (keys[self.old] / scale_of(cache.dtype)).to(cache.dtype)
 
-    def output(self, dtype, window=None, softcap=0.0, sinks=None):
+    def output(self, dtype, window=None, softcap=0.0, sinks=None, slopes=0.0):
         """As torch computes it, (rows, heads, columns); a window counts keys to the left of a row's own."""
         outputs = []
         for request, (first, last) in enumerate(itertools.pairwise(self.ends)):
@@ -97,6 +97,7 @@ class Step:
             scores = SCORES * torch.einsum("qhd,khd->hqk", q, k)
             scores = softcap * torch.tanh(scores / softcap) if softcap else scores
             row = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+            scores = scores - torch.as_tensor(slopes).reshape(-1, 1, 1) * row.abs()
             hidden = (row < 0) | (row > (len(k) if window is None else window))
             scores = scores.masked_fill(hidden, -torch.inf)
             if sinks is not None:
@@ -235,6 +236,21 @@ def test_options_of_vllm(vllm):
     step.fill(*cache.transpose(1, 2).split(COLUMNS, -1))
     found = of_vllm(vllm.LadderBackend, step, cache, sliding_window=9, logits_soft_cap=2.0, sinks=sinks)
     require_close(found, step.output(torch.bfloat16, window=8, softcap=2.0, sinks=sinks))
+
+
+def test_alibi_in_vllm(vllm):
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    step, slopes, cache = Step(), [0.5, 0.25, 0.1, 0.01], vllms_cache(KVCacheLayout.LBHNC, torch.bfloat16)
+    step.fill(*cache.transpose(1, 2).split(COLUMNS, -1))
+    found = of_vllm(vllm.LadderBackend, step, cache, alibi_slopes=slopes)
+    require_close(found, step.output(torch.bfloat16, slopes=slopes))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_batch_invariance_in_vllm_is_keys_in_one_part(vllm, asked, monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", str(int(asked)))
+    assert vllm.LadderImpl(HEADS, COLUMNS, 1.0).options["num_splits"] == asked
 
 
 def test_scales_of_heads_in_vllm(vllm):

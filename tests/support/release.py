@@ -21,6 +21,7 @@ PARTS = (
     "tests/api/test_kvcache.py",
     "tests/api/test_fp8_kvcache.py",
     "tests/api/test_real_use.py",
+    "tests/api/frontends/test_continuous_batching.py",
     "tests/api/frontends/test_flash_attn.py",
     "tests/api/frontends/test_generation.py",
     "tests/api/frontends/test_torch_switch.py",
