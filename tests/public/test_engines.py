@@ -13,6 +13,7 @@ import pytest
 import setuptools
 import torch
 from engine_files import importable
+from engine_step import COLUMNS, HEADS, HEADS_K, KEYS, PAGE, PAGES, ROOM, SCALE, SCORES, Step, normal, require_close
 
 import flashladder
 from flashladder.common.errors import ToolchainError, UnsupportedProblemError
@@ -20,14 +21,6 @@ from flashladder.common.paths import ROOT
 from flashladder.common.problem.fp8 import FP8
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="the engines' files need Python 3.11")
-HEADS, HEADS_K, COLUMNS, PAGE, PAGES = 4, 2, 64, 16, 11
-NEW, KEYS = (1, 19, 4, 1), (33, 19, 40, 1)  # rows of a step, and keys after it: a token, a prompt, a chunk, a token
-SCALE, SCORES = 2**-5, 0.2  # a power of 2: dividing by it rounds nothing
-ROOM = 48
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(params=[torch.bfloat16, FP8], ids=["bf16", "e4m3"])
@@ -49,69 +42,6 @@ def entry_points(monkeypatch):
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: importlib.metadata.EntryPoints(found).select(group=group)
     )
-
-
-class Step:
-    """Keys of four requests in pages, in random order, and the rows of a step, whose keys are not in the pages yet."""
-
-    def __init__(self):
-        self.q, (self.k, self.v) = normal(sum(NEW), HEADS, COLUMNS), normal(2, sum(KEYS), HEADS_K, COLUMNS, seed=1)
-        self.q, self.k, self.v = self.q.bfloat16(), self.k.bfloat16(), self.v.bfloat16()
-        self.table = torch.full((len(KEYS), ROOM // PAGE), 10**9, dtype=torch.int32)  # behind its pages is anything
-        pages = iter(
-            torch.randperm(PAGES - 1, generator=torch.Generator().manual_seed(2)) + 1
-        )  # SGLang's first is none's
-        for request, keys in enumerate(KEYS):
-            for page in range(-(-keys // PAGE)):
-                self.table[request, page] = next(pages)
-        self.ends = [0, *itertools.accumulate(KEYS)]
-        self.slots = [
-            self.table[request, place // PAGE].item() * PAGE + place % PAGE
-            for request, keys in enumerate(KEYS)
-            for place in range(keys)
-        ]
-        self.is_new = [place >= keys - new for keys, new in zip(KEYS, NEW, strict=True) for place in range(keys)]
-        self.new = torch.tensor([place for place, is_new in enumerate(self.is_new) if is_new])
-        self.old = torch.tensor([place for place, is_new in enumerate(self.is_new) if not is_new])
-        self.starts = torch.tensor([0, *itertools.accumulate(NEW)], dtype=torch.int32)
-        self.lengths = torch.tensor(KEYS, dtype=torch.int32)
-
-    def slots_of(self, places):
-        return torch.tensor(self.slots)[places]
-
-    def fill(self, *caches):
-        """What came before lies in the caches, (pages, PAGE, heads, columns), and elsewhere what nobody may read."""
-        for cache, keys in zip(caches, (self.k, self.v), strict=True):
-            cache.fill_(torch.nan)
-            slots = self.slots_of(self.old)
-            cache[slots // PAGE, slots % PAGE] = (keys[self.old] / scale_of(cache.dtype)).to(cache.dtype)
-
-    def output(self, dtype, window=None, softcap=0.0, sinks=None, slopes=0.0):
-        """As torch computes it, (rows, heads, columns); a window counts keys to the left of a row's own."""
-        outputs = []
-        for request, (first, last) in enumerate(itertools.pairwise(self.ends)):
-            unit = scale_of(dtype)
-            k, v = ((x[first:last] / unit).to(dtype).float() * unit for x in (self.k, self.v))
-            q = self.q[self.starts[request] : self.starts[request + 1]].float()
-            k, v = (x.repeat_interleave(HEADS // HEADS_K, 1) for x in (k, v))
-            scores = SCORES * torch.einsum("qhd,khd->hqk", q, k)
-            scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-            row = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
-            scores = scores - torch.as_tensor(slopes).reshape(-1, 1, 1) * row.abs()
-            hidden = (row < 0) | (row > (len(k) if window is None else window))
-            scores = scores.masked_fill(hidden, -torch.inf)
-            if sinks is not None:
-                scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)), -1)
-            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v))
-        return torch.cat(outputs)
-
-
-def scale_of(dtype):
-    return SCALE if dtype == FP8 else 1.0
-
-
-def require_close(found, wanted):
-    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=0.03)
 
 
 # -- vLLM
@@ -202,8 +132,8 @@ def of_vllm(backend, step, kv_cache, padding=0, scale=SCALE, **options):
         query_start_loc_cpu=step.starts,
         seq_lens=padded(step.lengths),
         num_reqs=len(KEYS) + padding,
-        num_actual_tokens=sum(NEW) + padding,
-        max_query_len=max(NEW),
+        num_actual_tokens=sum(step.rows) + padding,
+        max_query_len=max(step.rows),
         max_seq_len=ROOM,
         block_table_tensor=padded(step.table),
         slot_mapping=slots,
@@ -214,8 +144,8 @@ def of_vllm(backend, step, kv_cache, padding=0, scale=SCALE, **options):
     implementation.do_kv_cache_update(layer, k, v, kv_cache, slots)
     output = torch.full_like(q, torch.nan)
     assert implementation.forward(layer, q, k, v, kv_cache, made, output) is output
-    assert not output[sum(NEW) :].any()
-    return output[: sum(NEW)]
+    assert not output[sum(step.rows) :].any()
+    return output[: sum(step.rows)]
 
 
 @pytest.mark.parametrize("name", ["LBHNC", "LBNHC", "BLHNC", "BHLNC"])
@@ -357,7 +287,7 @@ def of_sglang(backend, step, layer, is_decode=False, **arguments):
         forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.MIXED,
         req_pool_indices=2 * torch.arange(len(KEYS)),
         seq_lens=step.lengths.long(),
-        extend_seq_lens=torch.tensor(NEW, dtype=torch.int32),
+        extend_seq_lens=torch.tensor(step.rows, dtype=torch.int32),
         out_cache_loc=step.slots_of(step.new),
     )
     backend.init_forward_metadata(batch)
@@ -372,9 +302,8 @@ def test_a_step_of_sglang(sglang, page_size, dtype):
     require_close(of_sglang(backend, step, layer_of(dtype)), step.output(dtype))
 
 
-def test_tokens_alone_in_sglang(sglang, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "NEW", (1,) * len(KEYS))
-    step = Step()
+def test_tokens_alone_in_sglang(sglang):
+    step = Step(new=(1,) * len(KEYS))
     backend = sglang.LadderBackend(runner(step, torch.bfloat16))
     require_close(of_sglang(backend, step, layer_of(torch.bfloat16), is_decode=True), step.output(torch.bfloat16))
 

@@ -71,5 +71,5 @@ def _sglang_backend(runner: object) -> object:
     return importlib.import_module(f"{__package__}.sglang_backend").LadderBackend(runner)
 
 
-def _lacking(engine: str, error: ImportError) -> ToolchainError:
+def _lacking(engine: str, error: Exception) -> ToolchainError:
     return ToolchainError(f"{engine} is missing, or keeps backends in another way ({error}); {TRIED[engine]} was tried")
