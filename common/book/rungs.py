@@ -33,6 +33,8 @@ def further(version: Version, fragment: str) -> tuple[str, dict[str, Callable[[]
             parts += [f"## {title}", words, fragment.format(name)]
         if name == "step" and (loop := _loop(version)):
             parts += ["## The loop in machine code", loop]
+    if version.no_exercise:
+        parts += ["## No exercise", version.no_exercise]
     return "\n\n".join(["", *parts]), made
 
 

@@ -162,6 +162,7 @@ class Version(Implementation):
     parent: str | None = None  # the name of the rung that it was made from, where it says so
     draft: bool = False  # being worked on: its page is not written, and no published table has it
     step: Step | None = dataclasses.field(default=None, hash=False)
+    no_exercise: str = ""  # why its idea makes none, where that is said
     milestone: str = ""  # what is new, of a rung that the README's table has
     pictures: Mapping[str, Drawing] = dataclasses.field(default_factory=dict, hash=False)  # by the names of their files
 

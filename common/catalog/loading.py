@@ -16,8 +16,8 @@ from flashladder.common.problem.rules import Rule
 def of_rung(path: Path, name: str) -> dict[str, Any]:
     """The fields of the rung of this name, but for its ladder and root. ConfigError says what is wrong in the file."""
     declared = schema.read(path, schema.RungDeclaration)
-    same = ("instruction_set", "local_memory", "addresses", "parent", "draft", "step", "milestone", "pictures")
-    return _shared(path.parent, name, declared, "kernel.cu") | {field: getattr(declared, field) for field in same}
+    own_fields = schema.RungDeclaration.model_fields.keys() - schema.Declaration.model_fields.keys()
+    return _shared(path.parent, name, declared, "kernel.cu") | {field: getattr(declared, field) for field in own_fields}
 
 
 def of_reference(path: Path) -> dict[str, Any]:

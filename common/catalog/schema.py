@@ -168,6 +168,7 @@ class RungDeclaration(Declaration):
     parent: StrictStr | None = None  # what it is compared with, where that is not the rung below
     draft: StrictBool = False  # its page is not written yet
     step: Step | None = None
+    no_exercise: StrictStr = ""  # why its idea makes none
     milestone: StrictStr = ""  # of a rung that the README's table has: what is new since the one before it there
     pictures: dict[StrictStr, Drawing] = {}  # NAME.svg of its page, and what it shows
 

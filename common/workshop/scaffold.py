@@ -23,7 +23,8 @@ LAST = 99
 OPEN = "To be written"  # begins what the author has to fill in
 DRAFT = "draft: true"
 FOLDER = re.compile(r"^(?:b/common/cuda|b/versions/forward|b/versions|[^/]+)/")  # before a header's name in a patch
-REPLACED = ("title", "idea", "parent", "draft", "kernel", "step", "milestone", "pictures")  # not taken from the parent
+# Not taken from the parent.
+REPLACED = ("title", "idea", "parent", "draft", "kernel", "step", "no_exercise", "milestone", "pictures")
 
 
 def make(name: str, parent: str, private: bool = False, patch: Path | None = None) -> Version:

@@ -35,6 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.report.dashboard import data, opcodes, page
     from flashladder.common.report.pages import cell_page, cells, ladder, limits, programs, readme, references, steps
     from flashladder.common.workshop import tried
+    from flashladder.common.workshop.exercises import page as exercises
 
     folder = results_dir()
     if arguments.sass:
@@ -58,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
             if is_own
             else []
         ),
-        *(tried.sections() if is_own else []),
+        *([exercises.section(), *tried.sections()] if is_own else []),
     ]
     if arguments.check:
         return _check([part.path for part in parts if not part.is_current()])

@@ -88,6 +88,11 @@ class Exercise:
         return MEASURES[self.goal]
 
     @property
+    def aim(self) -> str:
+        """What is asked for, in a few words that give nothing away."""
+        return "find a fault" if self.fault else f"less of: {self.measure.title}"
+
+    @property
     def hints(self) -> tuple[str, ...]:
         """From the vaguest to the clearest; the last one is the rung's own change."""
         diff = text_diff(self.start, self.version, f"{self.base.kernel.parent.name}/{self.base.kernel.name}")
@@ -107,12 +112,15 @@ def exercises(root: Path = VERSIONS) -> list[Exercise]:
 
 def find(name: str, root: Path = VERSIONS) -> Exercise:
     """The exercise of a rung, by any of its names; ConfigError lists those there are."""
+    begin = f"no exercise {name}; there"
     with suppress(ConfigError):
         version = catalog.find(name, root)
         if (version.directory / FILE).exists():
             return _load(version)
+        if version.no_exercise:
+            begin = f"no exercise {name}: {version.no_exercise} There"
     known = listing(exercise.version.address for exercise in exercises(root))
-    raise ConfigError(f"no exercise {name}; there are those of {known}")
+    raise ConfigError(f"{begin} are those of {known}")
 
 
 def _load(version: Version) -> Exercise:

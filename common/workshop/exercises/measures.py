@@ -16,6 +16,7 @@ from flashladder.common.emulator import Report
 
 _BARRIERS = re.compile(r"bar(rier)?\.")
 _DIVISIONS = re.compile(r"(div|rcp)\.")
+_MAXIMA = re.compile(r"max\..*f32$")
 _FP32 = re.compile(r"(add|sub|mul|fma)\..*f32$")
 _INTEGER = re.compile(r"(add|sub|mul|mad|shl|shr|and|or|xor|cvt|cvta)\..*[usb](16|32|64)$")
 
@@ -69,6 +70,7 @@ MEASURES = {
     "global_memory": Measure("32-byte sectors of global memory", lambda report, _: report.global_sectors),
     "integer": Measure("integer instructions, executed", _executed(_INTEGER)),
     "fp32": Measure("FP32 additions and multiplications, executed", _executed(_FP32)),
+    "maxima": Measure("FP32 maxima, executed", _executed(_MAXIMA)),
     "divisions": Measure("divisions and reciprocals, executed", _executed(_DIVISIONS), is_exact=True),
     "barriers": Measure("barriers, executed", _executed(_BARRIERS), is_exact=True),
     "idle_copies": Measure(

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from flashladder.common import catalog
+from flashladder.common.catalog import Version
 from flashladder.common.errors import ResultsError
 from flashladder.common.escape import Markdown
+from flashladder.common.paths import ROOT
 from flashladder.common.report import answer
-from flashladder.common.report.tables import facts, folding, numbers, table
+from flashladder.common.report.sections import Section
+from flashladder.common.report.tables import facts, folding, markdown, numbers, table
 from flashladder.common.report.templating import render
-from flashladder.common.workshop.exercises.exercise import Exercise
+from flashladder.common.workshop.exercises.exercise import Exercise, exercises
 from flashladder.common.workshop.exercises.grading import GPU, Grade, grade
 from flashladder.common.workshop.exercises.measures import MEASURES
 
 KERNEL, TASK = "kernel.cu", "TASK.md"
+LIST, MARKER = ROOT / "docs" / "learning.md", "exercises"  # the page that lists them, and where on it
 
 
 def begin(exercise: Exercise, folder: Path) -> Grade:
@@ -104,5 +110,22 @@ def figures(found: Grade) -> Table:
 
 def overview(exercises: Iterable[Exercise]) -> Table:
     """The exercises, a line each."""
-    rows = ((exercise.version.name, exercise.measure.title, len(exercise.hints)) for exercise in exercises)
-    return table("Exercises", ["rung", *folding("less of"), *numbers("hints")], rows)
+    rows = ((exercise.version.name, exercise.aim, len(exercise.hints)) for exercise in exercises)
+    return table("Exercises", ["rung", *folding("what to do"), *numbers("hints")], rows)
+
+
+def section() -> Section:
+    """The same as a part of a page, and of the rungs that say so why they have none."""
+    return Section(LIST, MARKER, lambda: "\n\n".join(_lists()))
+
+
+def _lists() -> Iterator[str]:
+    found = [each for each in exercises() if each.version.home is None]
+    yield markdown(["exercise", "what to do"], ([Markdown(f"`{each.version.address}`"), each.aim] for each in found))
+    yield "Some rungs have none:"
+    without = (each for each in catalog.select(catalog.ladders()) if each.home is None and each.no_exercise)
+    yield markdown(["rung", "why"], ([_linked(version), Markdown(version.no_exercise)] for version in without))
+
+
+def _linked(version: Version) -> Markdown:
+    return Markdown(f"[{version.address}]({os.path.relpath(version.directory, LIST.parent)}/README.md)")
