@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from flashladder.common.book import code
+from flashladder.common.book import code, speed
 from flashladder.common.catalog import Version
 from flashladder.common.escape import Markdown
 from flashladder.common.paths import PUBLISHED
 from flashladder.common.problem.config import listing
 from flashladder.common.report import neighbours
-from flashladder.common.report.pages import steps
 from flashladder.common.report.tables import markdown, numbers
 from flashladder.common.report.templating import render
 from flashladder.common.workshop.exercises.exercise import Exercise
@@ -27,7 +26,7 @@ MOST = 14  # kinds of instructions in a table
 def further(version: Version, fragment: str) -> tuple[str, dict[str, Callable[[], str]]]:
     """A rung's further parts in Markdown, and the HTML of the places in them that `fragment` marks."""
     parts, made = [], {}
-    for name, title, part in (("step", "The step in code", _step), ("speed", "Its speed", _speed)):
+    for name, title, part in (("step", "The step in code", _step), ("speed", "Its speed", speed.chart)):
         if words_and_html := part(version):
             words, made[name] = words_and_html
             parts += [f"## {title}", words, fragment.format(name)]
@@ -71,18 +70,18 @@ def _link(path: Path, version: Version) -> str:
 def _loop(version: Version) -> str:
     """How often each kind of instruction is in the main loop, here and in the rung below, where that differs."""
     rows = _counts()
-    below = version.below()
+    lower = version.below()
     ours = rows[rows["version"] == version.name]
-    theirs = rows[rows["version"] == (below.name if below else "")]
-    if ours.empty:
+    theirs = rows[rows["version"] == (lower.name if lower else "")]
+    if not ours["loop"].sum():
         return ""
     both = pd.DataFrame({"below": theirs.groupby("kind")["loop"].sum(), "here": ours.groupby("kind")["loop"].sum()})
     both = both.fillna(0).astype(int)
     total = both.sum()
     both["more"] = both["here"] - both["below"]
-    changed = both[both["more"] != 0] if below else both[both["here"] > 0]
+    changed = both[both["here"] > 0] if theirs.empty else both[both["more"] != 0]
     shown = changed.reindex(changed["more"].abs().sort_values(ascending=False, kind="stable").index)[:MOST]
-    if below is None:
+    if theirs.empty:
         columns = ["instruction", *numbers("in the loop")]
         cells = [(kind, row.here) for kind, row in shown.iterrows()]
         made = markdown(columns, [*cells, ("all", total["here"])])
@@ -90,7 +89,8 @@ def _loop(version: Version) -> str:
         columns = ["instruction", *numbers("rung below", "this rung", "more")]
         changes = [(kind, row.below, row.here, f"{row.more:+}") for kind, row in shown.iterrows()]
         made = markdown(columns, [*changes, ("all", *total, f"{total['here'] - total['below']:+}")])
-    return "\n\n".join([_configurations(theirs, ours), str(made)])
+    words = _configurations(theirs, ours)
+    return f"{words}\n\n{made}" if len(shown) else f"{words} The rung below has the same: {total['here']}."
 
 
 def _configurations(theirs: pd.DataFrame, ours: pd.DataFrame) -> str:
@@ -102,34 +102,3 @@ def _configurations(theirs: pd.DataFrame, ours: pd.DataFrame) -> str:
 @cache
 def _counts() -> pd.DataFrame:
     return pd.read_csv(PUBLISHED / f"sass_{COUNTED}.csv.gz", keep_default_na=False)
-
-
-def _speed(version: Version) -> tuple[str, Callable[[], str]] | None:
-    """Its rate at each length beside that of the rung below and the official kernel's, in one run."""
-    shown = steps.largest()
-    if shown is None:
-        return None
-    gpu, ladder = shown
-    below = version.below()
-    rows = ladder.rows[(ladder.rows["kind"] == "own") & (ladder.rows["dtype"] == "bf16")]
-    ours = rows[rows["version"] == version.name]
-    if ours.empty:
-        return None
-    theirs = rows[rows["version"] == (below.name if below else "")].set_index("seqlen_q")["tflops"]
-    bars = [*_bars(ours, theirs)]
-    words = (
-        f"TFLOP/s by sequence length, each rung in its own configuration: {steps.title(gpu)}, bf16, head_dim "
-        f"{ours['head_dim'].iloc[0]}, no mask, one run ({ours['time'].iloc[0][:10]})."
-    )
-    most = max(rate for _, rates in bars for _, _, rate in rates)
-    return words, lambda: str(render("book_speed.html.j2", bars=bars, most=most))
-
-
-def _bars(ours: pd.DataFrame, theirs: pd.Series[float]) -> Iterator[tuple[int, list[tuple[str, str, float]]]]:
-    """For each length the rates: a CSS class, whose it is, and how much."""
-    for row in ours.sort_values("seqlen_q").itertuples():
-        rates = [("here", "this rung", row.tflops)]
-        if row.seqlen_q in theirs.index:
-            rates.insert(0, ("below", "rung below", theirs[row.seqlen_q]))
-        rates.append(("official", "FlashAttention-2", row.tflops * row.time_us / row.baseline_us))
-        yield int(row.seqlen_q), rates

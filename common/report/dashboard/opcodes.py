@@ -1,4 +1,5 @@
-"""The instructions of every rung's machine code, counted into results/sass_GPU.csv.gz for the instruction mix."""
+"""The instructions in the main loop of every ladder's rungs, counted into results/sass_GPU.csv.gz: for the dashboard's
+instruction mix, and for the book."""
 
 from __future__ import annotations
 
@@ -14,20 +15,22 @@ from flashladder.common.compiler.artifact import Artifact
 from flashladder.common.compiler.sass import read
 from flashladder.common.errors import ConfigError
 from flashladder.common.problem.config import load_gpu
-from flashladder.common.records import run_files
+from flashladder.common.records import ladders, run_files
 from flashladder.common.report import sass as show
 
 
 def count(gpu: str, folder: Path, progress: Callable[[int, int, str], None] | None = None) -> Path:
     """Compiles and disassembles the rungs, each in its default configuration, for a GPU; gives the file.
 
-    Rungs that the GPU cannot run, or whose kernel does not build, are left out. ConfigError for an unknown GPU,
-    ToolchainError without a compiler or a disassembler.
+    Kinds that the loop does not have are left out, and so are rungs that the GPU cannot run, or whose kernel does not
+    build. ConfigError for an unknown GPU, ToolchainError without a compiler or a disassembler.
     """
     arch = load_gpu(gpu).arch
-    requests = [BuildRequest(version, version.config(), arch) for version in catalog.versions() if _runs(version, arch)]
+    rungs = [version for version in map(catalog.find, ladders.titles()) if _runs(version, arch)]
+    requests = [BuildRequest(version, version.config(), arch) for version in rungs]
     built = build(requests, progress, on_error="return")
-    rows = [row for artifact in built if isinstance(artifact, Artifact) for row in show.rows(read(artifact))]
+    every = (row for artifact in built if isinstance(artifact, Artifact) for row in show.rows(read(artifact)))
+    rows = [row for row in every if row["loop"]]
     path = folder / f"sass_{gpu}.csv.gz"
     folder.mkdir(parents=True, exist_ok=True)
     run_files.write(path, pd.DataFrame(rows).to_csv(index=False).encode())

@@ -79,9 +79,10 @@ def _mix(gpu: str, counts: pd.DataFrame) -> dict[str, Any]:
     kinds = loops.sum().sort_values(ascending=False).index[:MOST_KINDS]
     rows = [{"version": version, "counts": [int(row[kind]) for kind in kinds]} for version, row in loops.iterrows()]
     titles = ladders.titles()
+    first = counts[counts["version"].isin([version.name for version in catalog.versions()])]  # others count otherwise
     pictures = {
         name: theme.with_key(charts.mix(table, titles, name), f"mix-{gpu}-{name}", f"Instruction mix, {gpu}, {name}")
-        for name, table in data.mixes(counts).items()
+        for name, table in data.mixes(first).items()
     }
     return {"gpu": gpu, "pictures": pictures, "kinds": list(kinds), "rows": rows}
 
