@@ -18,6 +18,7 @@ from rich.text import Text
 from flashladder.common import catalog
 from flashladder.common.console import console, errors
 from flashladder.common.paths import ROOT
+from flashladder.common.workshop import exercises
 
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH = 100  # characters
@@ -112,7 +113,7 @@ def _without_a_barrier(results: Path) -> None:
 
 def _half_an_idea(results: Path) -> None:
     """Exercise 02, with K and V swizzled and Q not."""
-    folder = results / "exercises" / catalog.find("02").directory.name
+    folder = results / exercises.find("02").folder
     folder.mkdir(parents=True)
     kernel = catalog.find("01").kernel.read_text()
     (folder / "kernel.cu").write_text(kernel.replace("KVTile = RowMajor", "KVTile = Swizzled"))

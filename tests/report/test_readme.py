@@ -44,11 +44,19 @@ def commands(page):
 def test_a_tool_understands_its_commands(page):
     for name, arguments in commands(page):
         parsed = import_module(COMMANDS[name].module).parser().parse_args([word for word in arguments if word != "..."])
+        if (patch := getattr(parsed, "patch", None)) and patch.parent.name:
+            assert (ROOT / patch).is_file()
         if fields := getattr(parsed, "config", None):
             references = {each.name: each for each in catalog.references()}
             for named in getattr(parsed, "versions", [getattr(parsed, "version", None)]):
                 kernel = references.get(named) or catalog.find(named)
                 kernel.config(**config_values(fields))  # ConfigError for what it refuses
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_a_bench_names_its_kernels(page):
+    """Without one it prints its help."""
+    assert not re.search(r"^    flashladder bench *(#|$)", page.read_text(), re.MULTILINE)
 
 
 def test_commands_are_found():

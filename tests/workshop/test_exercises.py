@@ -187,7 +187,9 @@ def test_the_tool_begins_checks_and_hints(tmp_path, capsys):
     assert code == 0
     kernel = tmp_path / "mine" / page.KERNEL
     assert kernel.read_text() == exercise.start
-    assert (tmp_path / "mine" / page.TASK).read_text() in said.out
+    task = (tmp_path / "mine" / page.TASK).read_text()
+    assert task in said.out
+    assert "swizzl" not in f"{task} {exercise.folder}".lower(), "the rung's name is the answer"
     code, said = call()
     assert code == EXIT_ERROR
     assert "is there already" in said.err
@@ -209,7 +211,7 @@ def test_the_tool_begins_checks_and_hints(tmp_path, capsys):
 def test_the_list_has_every_exercise(capsys):
     assert run(tool.main, tool.parser(), []) == 0
     said = capsys.readouterr().out
-    assert all(exercise.version.name in said for exercise in ALL)
+    assert all(f"  {exercise.version.address} " in said for exercise in ALL)
     assert run(tool.main, tool.parser(), ["--check"]) == EXIT_ERROR, "of which exercise?"
 
 

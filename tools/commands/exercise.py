@@ -1,7 +1,7 @@
 """Exercises: a rung with its idea taken out, to be put in again. The emulator grades it, so no GPU is needed.
 
 flashladder exercise                list the exercises
-flashladder exercise 02             begin one: exercises/02_swizzling gets a kernel.cu and a TASK.md
+flashladder exercise 02             begin one: exercises/02 gets a kernel.cu and a TASK.md
 flashladder exercise 02 --check     grade the kernel there: right, races, figures
 flashladder exercise 02 --hint 1    the first hint
 """
@@ -29,7 +29,7 @@ def parser() -> Parser:
     made.add_argument("--check", action="store_true", help="grade the kernel; the exit code is 1 until it is solved")
     options.add_json(made)
     made.add_argument("--hint", type=int, metavar="N", help="show a hint: 1 is the vaguest, the last one the solution")
-    made.add_argument("--folder", type=Path, metavar="FOLDER", help="where the kernel is (default: exercises/RUNG)")
+    made.add_argument("--folder", type=Path, metavar="FOLDER", help="where the kernel is (default: exercises/02)")
     return made
 
 
@@ -45,7 +45,7 @@ def main(arguments: argparse.Namespace) -> int:
         console.print(page.overview(exercises.exercises()))
         return 0
     exercise = exercises.find(arguments.version)
-    folder = arguments.folder or Path("exercises", exercise.version.file_name)
+    folder = arguments.folder or exercise.folder
     if arguments.hint is not None:
         return _hint(exercise, arguments.hint)
     return _check(exercise, folder, arguments.json) if arguments.check else _begin(exercise, folder)

@@ -83,6 +83,11 @@ class Exercise:
         return kernel
 
     @property
+    def folder(self) -> Path:
+        """Where one works on it, unless one says where: without the rung's name, which may be the answer."""
+        return Path("exercises", self.version.address.replace("/", "-"))
+
+    @property
     def measure(self) -> Measure:
         """What the goal is set in."""
         return MEASURES[self.goal]

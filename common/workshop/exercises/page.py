@@ -59,7 +59,7 @@ def verdict(found: Grade) -> Table:
     """Right or wrong, and how far the goal is."""
     own = f"{found.own[found.exercise.goal]:,}" if found.own else "it did not run to its end"
     return facts(
-        f"Exercise {found.exercise.version.address}: {found.exercise.version.title}",
+        f"Exercise {found.exercise.version.address}",
         {
             "right": _answer(not found.faults, "yes, and without a race", "\n".join(found.faults)),
             "goal": goal(found),
@@ -110,7 +110,7 @@ def figures(found: Grade) -> Table:
 
 def overview(exercises: Iterable[Exercise]) -> Table:
     """The exercises, a line each."""
-    rows = ((exercise.version.name, exercise.aim, len(exercise.hints)) for exercise in exercises)
+    rows = ((exercise.version.address, exercise.aim, len(exercise.hints)) for exercise in exercises)
     return table("Exercises", ["rung", *folding("what to do"), *numbers("hints")], rows)
 
 
