@@ -103,6 +103,17 @@ def test_every_page_opens_in_a_narrow_window(book, pages, browser):
     assert not faults
 
 
+@pytest.mark.parametrize(("page", "cut"), [("results/ladder.html", "p:has(> img)"), ("index.html", ".table-wrapper")])
+def test_what_a_narrow_window_cuts_has_a_shadow_there(book, browser, page, cut):
+    browser.resize(NARROW)
+    browser.visit(book / page)
+    look = f"""[...document.querySelectorAll("article {cut}")].filter((e) => e.scrollWidth > e.clientWidth)
+        .map((e) => getComputedStyle(e).backgroundImage)"""
+    found = browser.see(look)
+    assert found
+    assert all("gradient" in image for image in found)
+
+
 def test_search_finds_swizzle(book, browser):
     browser.visit(book / "search.html", "?q=swizzle")
     wait = """new Promise((done) => { const look = () => {
