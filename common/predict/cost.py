@@ -155,7 +155,12 @@ class Experience:
     gpu: str
 
     def __str__(self) -> str:
-        return f"on an {self.gpu}, {self.kernels} took {self.low:g} to {self.high:g} times what it predicts"
+        return f"on an {self.gpu}, {self.kernels} took {span(self.low, self.high, 'g')} times what it predicts"
+
+
+def span(low: float, high: float, form: str) -> str:
+    """Two figures as a range; one where they are the same, as of a rung that was measured once."""
+    return f"{low:{form}}" if low == high else f"{low:{form}} to {high:{form}}"
 
 
 def experience(version: Version) -> Experience | None:

@@ -34,8 +34,7 @@ class Outlook:
     def __str__(self) -> str:
         said = "no prediction for this ladder was held against a GPU"
         if self.interval_us:
-            low, high = self.interval_us
-            said = f"{low:,.0f} to {high:,.0f} us, as {self.experience}"
+            said = f"{cost.span(*self.interval_us, ',.0f')} us, as {self.experience}"
         named = self.problem.name.replace(",", ", ")
         return f"{self.time_us:,.0f} us on {self.gpu.title}, by the cost model: nothing was timed; {named}; {said}"
 

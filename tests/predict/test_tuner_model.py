@@ -160,6 +160,11 @@ def test_heads_that_share_keys_are_one_tile_and_memory_is_a_bound():
     assert "ladder mla" in str(cost.experience(version))
 
 
+def test_a_rung_that_was_measured_at_one_length_has_one_figure_and_no_range():
+    assert "took 1.58 times" in str(cost.experience(catalog.find("00")))
+    assert " to " in str(cost.experience(catalog.find("02")))
+
+
 @pytest.mark.slow
 def test_conflicts_make_a_kernel_slower(artifacts):
     assert workload(artifacts[0], 8.0).cycles() > 1.5 * workload(artifacts[0]).cycles()
