@@ -158,6 +158,14 @@ def test_the_path_leads_through_every_rung_and_reference():
         assert (implementation.directory / "README.md").is_file()
 
 
+def test_every_rung_from_02_up_shows_its_loop():
+    """`flashladder picture loops` draws it."""
+    for rung in finished():
+        if rung.number >= "02":
+            assert "](loop.svg)" in (rung.directory / "README.md").read_text(), rung.name
+            assert (rung.directory / "loop.svg").is_file()
+
+
 @pytest.mark.parametrize(
     ("drawing", "message"),
     [
