@@ -221,10 +221,10 @@ def test_a_kernel_that_does_not_compile_says_where(tmp_path):
         exercises.grade(exercise, changed(exercise, tmp_path, ("scale(s", "scalee(s")))
 
 
-@pytest.mark.parametrize("name", ["04", "99"])
-def test_an_unknown_exercise_names_those_there_are(name):
-    with pytest.raises(ConfigError, match=rf"no exercise {name}.* [Tt]here are those of 00, 01"):
-        exercises.find(name)
+@pytest.mark.parametrize("asked", ["04", "99"])
+def test_an_unknown_exercise_names_those_there_are(asked):
+    with pytest.raises(ConfigError, match=rf"no exercise {asked}.* [Tt]here are those of 00, 01"):
+        exercises.find(asked)
 
 
 @pytest.mark.parametrize(
