@@ -3,6 +3,7 @@
 The rooms, in the order of their imports: each knows only those above it. What every room uses lies beside them: paths,
 errors, YAML files, the console, the host, and ladders of one's own.
 
+expression  masks and scores as text: a typed tree, what the compiler reads of it, and what it comes to
 problem     operations, problems and their inputs, configurations and the rules for them
 catalog     the ladders, rungs and references in versions/, and what each declares
 emulator    runs PTX on the CPU: parse, execute, races

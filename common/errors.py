@@ -1,6 +1,7 @@
 """The errors that a user can cause or mend. Each message names what was given and what would work."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LEAST_PART = 3  # letters of a name that tell what is meant
@@ -21,6 +22,20 @@ class UnsupportedProblemError(FlashLadderError):
     def __str__(self) -> str:
         """As every error's, but in Python: torch.compile up to 2.11 traces no other."""
         return str(self.args[0])
+
+
+class ExpressionError(UnsupportedProblemError):
+    """A mask or a score that is no expression, or reads what is not there."""
+
+    @classmethod
+    def at(cls, what: str, text: str, span: tuple[int, int], message: str) -> "ExpressionError":
+        """The error that shows the line of the text, and marks in it what lies in `span`."""
+        begin, end = span
+        before = text[:begin].rpartition("\n")[2]
+        line = before + text[begin:].partition("\n")[0]
+        margin = re.sub(r"[^\t]", " ", before)
+        marks = "^" + "~" * (min(end - begin, len(line) - len(before)) - 1)
+        return cls(f"{what}: {message}\n  {line}\n  {margin}{marks}")
 
 
 class ToolchainError(FlashLadderError):

@@ -1,0 +1,125 @@
+"""Tree -> text: the one that a person would write, by which kernels are known, and the one that compilers read."""
+
+from __future__ import annotations
+
+import math
+
+from flashladder.common.expression.tree import (
+    SCORE,
+    Binary,
+    Call,
+    Choice,
+    Declared,
+    Element,
+    Name,
+    Node,
+    Number,
+    Type,
+    Unary,
+)
+from flashladder.common.expression.typed import EQUALITY, LEVELS, ORDER, SHIFTS, TIGHTNESS
+
+_CHOICE, _UNARY, _VALUE = 0, len(LEVELS) + 1, len(LEVELS) + 2
+_C_TYPES = {Type.BOOL: "bool", Type.INT: "int", Type.LONG: "long long", Type.FLOAT: "float"}
+_C_NAMES = {"int": "to_int", "float": "to_float"}  # C++ has other uses for these words
+_GUARDED = {"/": "quotient", "%": "remainder", "<<": "shifted_left", ">>": "shifted_right"}  # C leaves some undefined
+
+
+def normal(node: Node) -> str:
+    """The shortest text of a tree: one for all that differ in spaces, needless brackets or the spelling of numbers."""
+    return _normal(node)[0]
+
+
+def _normal(node: Node) -> tuple[str, int]:
+    """With how tightly it binds."""
+    match node:
+        case Number(value=value):
+            return _number(value), _VALUE
+        case Name(name=name):
+            return name, _VALUE
+        case Element(tensor=tensor, indices=indices):
+            return tensor.name + "".join(f"[{normal(index)}]" for index in indices), _VALUE
+        case Call(function=function, arguments=arguments):
+            return f"{function}({','.join(map(normal, arguments))})", _VALUE
+        case Unary(operator=operator, operand=operand):
+            return operator + _within(operand, _UNARY), _UNARY
+        case Binary(operator=operator, left=left, right=right):
+            level = TIGHTNESS[operator]
+            return _within(left, level) + operator + _within(right, level + 1), level
+        case Choice(condition=condition, yes=yes, no=no):
+            return f"{_within(condition, _CHOICE + 1)}?{normal(yes)}:{normal(no)}", _CHOICE
+    raise TypeError(node)
+
+
+def _within(node: Node, level: int) -> str:
+    text, tightness = _normal(node)
+    return text if tightness >= level else f"({text})"
+
+
+def _number(value: bool | float) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)  # inf too
+
+
+def c(node: Node) -> str:
+    """What the device's compiler reads: positions are members of `at`, tensors of `params`.
+
+    common/cuda/softmax/expression.cuh has the functions. Every operand stands in brackets.
+    """
+    match node:
+        case Number():
+            return _c_number(node)
+        case Name(name=name):
+            return name if name == SCORE else f"at.{name}"
+        case Element():
+            return f"read<{_C_TYPES[node.type]}>(params.{field(node.tensor)}, {_offset(node)})"
+        case Call(function=function, arguments=arguments):
+            converted = (c(each) if function == "int" else _as(node.type, each) for each in arguments)
+            return f"expression::{_C_NAMES.get(function, function)}({', '.join(converted)})"
+        case Unary(operator=operator, operand=operand):
+            return f"({operator}{_as(node.type, operand)})"
+        case Binary(operator=operator, left=left, right=right):
+            kind = max(left.type, right.type) if operator in (*EQUALITY, *ORDER) else node.type
+            first, second = _as(kind, left), _as(right.type if operator in SHIFTS else kind, right)
+            if operator in _GUARDED and node.type != Type.FLOAT:
+                return f"expression::{_GUARDED[operator]}({first}, {second})"
+            return f"({first} {operator} {second})"
+        case Choice(condition=condition, yes=yes, no=no):
+            return f"({c(condition)} ? {_as(node.type, yes)} : {_as(node.type, no)})"
+    raise TypeError(node)
+
+
+def _as(kind: Type, node: Node) -> str:
+    """A node's value as a type that is higher, or its own."""
+    return c(node) if node.type == kind else f"static_cast<{_C_TYPES[kind]}>({c(node)})"
+
+
+def _c_number(node: Number) -> str:
+    value = node.value
+    if isinstance(value, bool):
+        return _number(value)
+    if isinstance(value, int):
+        return str(value) if node.type == Type.INT else f"{value}ll"
+    return "INFINITY" if math.isinf(value) else f"{value!r}f"
+
+
+def _offset(element: Element) -> str:
+    """Where an element lies in its tensor, which is contiguous."""
+    if not element.indices:
+        return "0"
+    first, *rest = element.indices
+    offset = c(first) if not rest else f"static_cast<long long>({c(first)})"
+    for dimension, index in enumerate(rest, 1):
+        offset = f"({offset} * params.{extent(element.tensor, dimension)} + {c(index)})"
+    return offset
+
+
+def field(tensor: Declared) -> str:
+    """A tensor's name among a kernel's parameters, where it clashes with no other, and among a problem's tensors."""
+    return f"of_{tensor.name}"
+
+
+def extent(tensor: Declared, dimension: int) -> str:
+    """That of its size along a dimension."""
+    return f"{field(tensor)}_{dimension}"
