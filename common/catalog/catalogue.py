@@ -43,6 +43,7 @@ _LACKS = {  # by a name in `supports`: what a problem that asks for it is told, 
     "sinks": "has no sinks",
     "packed": "takes no packed sequences",
     "dropout": "has no dropout",
+    "mods": "takes no mask and no score by an expression",
     "lse": "gives no log-sum-exp",
     "gqa": "needs as many K/V heads as Q heads{0}",
 }

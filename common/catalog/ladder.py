@@ -123,7 +123,19 @@ def _kind_of(problem: Problem) -> Kind:
     for name, text in ladder.sizes.items():
         sizes[name] = _expression(text, name).value(sizes)
     kept = _kept(problem.asked)
-    same = ("operation", "dtype", "head_dim", "head_dim_v", "causal", "lse", "packed", "window", "alibi", "sinks")
+    same = (
+        "operation",
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "causal",
+        "lse",
+        "packed",
+        "window",
+        "alibi",
+        "sinks",
+        "mods",
+    )
     return Kind(
         **{name: getattr(problem, name) for name in (*same, "layout")},
         softcap=problem.softcap > 0,

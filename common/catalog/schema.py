@@ -56,6 +56,7 @@ class Supports(Declared):
     alibi: StrictBool = False
     sinks: StrictBool = False
     dropout: StrictBool = False
+    mods: StrictBool = False  # a mask and a score that are expressions
     packed: StrictBool = False  # packed sequences, which are an operation beside `forward`
     rest: StrictBool = False  # of packed tensors it writes the rows behind the last sequence too
     # Of the operation, beside their defaults.

@@ -9,7 +9,8 @@ What runs everywhere needs no torch; evaluate.py, which does, is the exact refer
 from __future__ import annotations
 
 from flashladder.common.expression import parse
+from flashladder.common.expression.mods import Mods
 from flashladder.common.expression.text import c, normal
 from flashladder.common.expression.tree import Declared, Node, Type, names, walk
 
-__all__ = ["Declared", "Node", "Type", "c", "names", "normal", "parse", "walk"]
+__all__ = ["Declared", "Mods", "Node", "Type", "c", "names", "normal", "parse", "walk"]

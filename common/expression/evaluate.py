@@ -10,6 +10,9 @@ import torch
 from flashladder.common.errors import ExpressionError
 from flashladder.common.expression.tree import Binary, Call, Choice, Element, Name, Node, Number, Type, Unary
 
+TORCH_DTYPES = {name: getattr(torch, name) for name in ("bool", "uint8", "int8", "int16", "int32", "int64")}
+TORCH_DTYPES |= {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
 Values = Mapping[str, torch.Tensor]
 _BITS = {Type.INT: 32, Type.LONG: 64}
 _COMPARISONS: dict[str, Callable[..., torch.Tensor]] = {

@@ -9,7 +9,6 @@ from flashladder.common.expression.tree import (
     Binary,
     Call,
     Choice,
-    Declared,
     Element,
     Name,
     Node,
@@ -73,7 +72,7 @@ def c(node: Node) -> str:
         case Name(name=name):
             return name if name == SCORE else f"at.{name}"
         case Element():
-            return f"read<{_C_TYPES[node.type]}>(params.{field(node.tensor)}, {_offset(node)})"
+            return f"read<{_C_TYPES[node.type]}>(params.{node.tensor.field}, {_offset(node)})"
         case Call(function=function, arguments=arguments):
             converted = (c(each) if function == "int" else _as(node.type, each) for each in arguments)
             return f"expression::{_C_NAMES.get(function, function)}({', '.join(converted)})"
@@ -111,15 +110,5 @@ def _offset(element: Element) -> str:
     first, *rest = element.indices
     offset = c(first) if not rest else f"static_cast<long long>({c(first)})"
     for dimension, index in enumerate(rest, 1):
-        offset = f"({offset} * params.{extent(element.tensor, dimension)} + {c(index)})"
+        offset = f"({offset} * params.{element.tensor.extent(dimension)} + {c(index)})"
     return offset
-
-
-def field(tensor: Declared) -> str:
-    """A tensor's name among a kernel's parameters, where it clashes with no other, and among a problem's tensors."""
-    return f"of_{tensor.name}"
-
-
-def extent(tensor: Declared, dimension: int) -> str:
-    """That of its size along a dimension."""
-    return f"{field(tensor)}_{dimension}"

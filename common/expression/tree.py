@@ -52,6 +52,15 @@ class Declared:
     dtype: str  # of DTYPES
     rank: int  # how many indices it takes
 
+    @property
+    def field(self) -> str:
+        """Its name among a kernel's parameters, where it clashes with no other, and among a problem's tensors."""
+        return f"of_{self.name}"
+
+    def extent(self, dimension: int) -> str:
+        """That of its size along a dimension."""
+        return f"{self.field}_{dimension}"
+
 
 class Span(NamedTuple):
     """Where in its text a part of an expression stands."""

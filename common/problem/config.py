@@ -11,10 +11,12 @@ import yaml
 
 from flashladder.common import own, yaml_files
 from flashladder.common.errors import ConfigError, instead, unknown
+from flashladder.common.expression import Mods
 from flashladder.common.paths import CONFIGS
 from flashladder.common.problem.rules import Rule
 
 Value = str | int | float | bool
+MODS = "mods"  # the field whose value is text of expressions
 _TYPES: dict[str, type[Value]] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -84,6 +86,7 @@ FIELDS = {
         Field("alibi", bool, "a score loses a slope for each key between its own and that of its row"),
         Field("sinks", bool, "each head has one more logit in the sums of its rows"),
         Field("dropout", bool, "some weights of P are dropped, at random"),
+        Field(MODS, str, "a mask and a score that are expressions, with the tensors that they read"),
         Field("packed", bool, "sequences of any lengths lie one behind the other"),
         Field("narrower", bool, "tensors have fewer columns than head_dim; zeros take the place of the others"),
         Field("accumulate", str, "type of every number in between", choices=("fp32", "fp64")),
@@ -160,7 +163,10 @@ class KernelConfig:
         """The C++ header config.cuh: every field a constant in namespace config, dtype a type."""
         includes, lines = [], []
         for name, value in self.items:
-            if name == "dtype":
+            if name == MODS:
+                includes += ['#include "launch.cuh"', '#include "softmax/expression.cuh"']
+                lines += Mods.parse(str(value)).header()
+            elif name == "dtype":
                 cpp_type, include = CPP_TYPES[str(value)]
                 includes.append(f"#include <{include}>")
                 lines.append(f"using dtype = {cpp_type};")
@@ -222,7 +228,7 @@ _parsed = lru_cache(maxsize=8)(yaml_files.parsed)  # every value of every config
 def parse_values(text: str) -> dict[str, Value]:
     """Typed values of `field=value,field=value`, as a short name or a command line gives them."""
     values: dict[str, Value] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, (part.strip() for part in _split(text))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise ConfigError(f"{part!r} is not field=value, such as block_m=64")
@@ -230,6 +236,18 @@ def parse_values(text: str) -> dict[str, Value]:
             raise ConfigError(f"{name} is given twice in {text!r}")
         values[name] = field_named(name).parse(value)
     return values
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that stand within no brackets, as those of functions do."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def check_rules(rules: Iterable[Rule], values: Mapping[str, Value]) -> None:

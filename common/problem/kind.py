@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flashladder.common.problem.config import Value, spelled
 
 LENGTHS = SHORT, LONG = "short", "long"  # classes of lengths
-FEATURES = ("window", "softcap", "alibi", "sinks", "dropout")  # that few problems have
+FEATURES = ("window", "softcap", "alibi", "sinks", "dropout", "mods")  # that few problems have
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Kind:
     alibi: bool = False
     sinks: bool = False
     dropout: bool = False
+    mods: str = ""  # a mask and a score that are expressions, as a configuration spells them
     gqa: bool = False  # fewer heads of K and V than of Q
     layout: str = "bshd"
     options: tuple[tuple[str, Value], ...] = ()

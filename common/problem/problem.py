@@ -19,6 +19,7 @@ import torch
 
 from flashladder.common import plugins
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
+from flashladder.common.expression import Mods
 from flashladder.common.own import FIRST, OPERATION_FILE
 from flashladder.common.paths import OPERATIONS
 from flashladder.common.problem.buffers import LAYOUTS, OUTPUT, UPDATED, Tensor
@@ -36,7 +37,7 @@ _CONFIGURED = ("dtype", "head_dim", "head_dim_v", "causal")  # what a configurat
 COMPUTE, BANDWIDTH = "TFLOP/s", "TB/s"  # units of speed
 # What only some operations know. The others refuse a problem that has it.
 BOUNDS = ("causal", "window_left", "window_right", "softcap", "alibi")  # what a row sees, and how
-FEATURES = (*BOUNDS, "sinks", "dropout_p")
+FEATURES = (*BOUNDS, "sinks", "dropout_p", "mods", "extents")
 LENGTHS = ("seqlens_q", "seqlens_k", "total_q", "total_k")
 
 
@@ -50,6 +51,9 @@ class Problem:
     scores are softcap * tanh(score / softcap). With alibi, they then lose a slope for each key between a row's own and
     theirs: slope * |i + seqlen_k - seqlen_q - j|, where the slopes are a tensor of their own. With sinks, each head has
     a logit more that joins the sum of its rows, and has no value; they are a tensor too.
+
+    With `mods` an expression says what scores become then, and another one which keys a row sees, of those that it sees
+    else; their tensors have the shapes `extents`, by the order of their names.
 
     With a dropout_p, weights of P are dropped with that probability, in steps of 1/256, and the others grow by
     1 / (1 - p) of the p so rounded; the log-sum-exp is that of all. common/problem/dropout.py says which are dropped.
@@ -83,6 +87,8 @@ class Problem:
     alibi: bool = False
     sinks: bool = False
     dropout_p: float = 0.0
+    mods: str = ""  # a mask and a score that are expressions (common/expression/mods.py), and the shapes of its tensors
+    extents: tuple[tuple[int, ...], ...] = ()
     seqlens_q: tuple[int, ...] = ()  # these four of packed sequences alone
     seqlens_k: tuple[int, ...] = ()
     total_q: int = None  # type: ignore[assignment]
@@ -94,6 +100,7 @@ class Problem:
         self._set(options=kind.complete(dict(self.options)))
         for name in ("seqlens_q", "seqlens_k"):
             self._set(**{name: tuple(getattr(self, name))})  # JSON has no tuples
+        self._set(extents=tuple(map(tuple, self.extents)))
         self._refuse_unknown_to(kind)
         self._set(**kind.implied(self))
         for name in ("batch", "num_heads", "seqlen_q", "head_dim"):
@@ -171,8 +178,19 @@ class Problem:
                 f"softcap={self.softcap}: must be a positive number up to {MAX_SOFTCAP:g}, or 0 for none"
             )
 
+        if self.mods or self.extents:
+            self._check_mods()
         if not 0 <= self.dropout_p < 1:
             raise UnsupportedProblemError(f"dropout_p={self.dropout_p}: must be at least 0 and less than 1")
+
+    def _check_mods(self) -> None:
+        """Of expressions, which are spelled in one way, and of what they read."""
+        found = Mods.parse(self.mods)
+        self._set(mods=found.spelled)
+        ranks = [tensor.rank for tensor in found.tensors]
+        if ranks != [len(shape) for shape in self.extents] or any(size < 1 for shape in self.extents for size in shape):
+            named = listing(tensor.name for tensor in found.tensors) or "nothing"
+            raise UnsupportedProblemError(f"extents={self.extents}: mods={self.mods} reads {named}, each with a shape")
 
     def _require_known(self, name: str, known: Collection[str]) -> None:
         if getattr(self, name) not in known:

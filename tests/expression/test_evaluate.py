@@ -12,7 +12,6 @@ from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import ExpressionError
 from flashladder.common.expression import Declared, Node, Type, c, parse
 from flashladder.common.expression.evaluate import Evaluator, evaluate
-from flashladder.common.expression.text import extent, field
 from flashladder.common.expression.typed import FUNCTIONS
 from flashladder.common.paths import CUDA_HEADERS
 from flashladder.tests.support.random_expressions import EXTENT, TENSORS, random_tensors, random_tree
@@ -104,8 +103,8 @@ def test_what_is_behind_a_condition_is_read_where_it_holds(text: str) -> None:
 
 def compiled(folder: Path, trees: list[Node]) -> ctypes.CDLL:
     """The C text of trees, as functions of positions and of a struct of tensors, by the host's compiler."""
-    members = "".join(f"  const {OF_C[each.dtype]} *{field(each)};\n" for each in TENSORS)
-    members += "".join(f"  int {extent(each, d)};\n" for each in TENSORS for d in range(1, each.rank))
+    members = "".join(f"  const {OF_C[each.dtype]} *{each.field};\n" for each in TENSORS)
+    members += "".join(f"  int {each.extent(d)};\n" for each in TENSORS for d in range(1, each.rank))
     functions = "".join(
         f'extern "C" double tree{n}(const Params &params, const Place &at) {{ const float s = 0.25f * at.k - at.q; '
         f"(void)s; return static_cast<double>({c(each)}); }}\n"

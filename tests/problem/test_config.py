@@ -17,6 +17,7 @@ PLAUSIBLE = {
     **{name: st.integers(1, 32).map(lambda n: 16 * n) for name in ("head_dim", "block_m", "block_n")},
     **{name: st.sampled_from([0, 2, 4, 8]) for name in ("q_fragments", "k_fragments", "v_fragments")},
     **{name: st.booleans() for name, field in FIELDS.items() if field.type is bool},
+    "mods": st.sampled_from(["", "mask=k<=q", "t:int32[][];mask=b==1?k<q:t[q][k]!=0;score=min(max(s,t[q][k]),3)"]),
 }
 
 

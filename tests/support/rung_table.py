@@ -37,7 +37,7 @@ ANY_LENGTH = [*GENERAL, *WIDE]  # and any option
 # Fields of a configuration that a problem decides.
 DECIDED = (
     *("head_dim", "head_dim_v", "dtype", "causal", "lse", "window", "softcap", "alibi", "sinks", "dropout"),
-    *("packed", "narrower"),
+    *("packed", "narrower", "mods"),
 )
 BOUNDARIES = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 150)
 

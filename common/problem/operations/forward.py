@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.problem import buffers, dropout
+from flashladder.common.expression import Mods
+from flashladder.common.expression.evaluate import TORCH_DTYPES
+from flashladder.common.problem import buffers, dropout, modified
 from flashladder.common.problem.buffers import OUTPUT, Tensor, View, contiguous, laid_out
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.problem import DTYPES, FEATURES, LSE, Operation, Problem
@@ -55,6 +57,10 @@ class Forward(Operation):
         """A window without an end has one that no row reaches."""
         if name == "dropped":
             return dropout.dropped(problem.dropout_p)
+        if problem.mods:
+            for extent, tensor, dimension in Mods.parse(problem.mods).extents():
+                if extent == name:
+                    return problem.extents[tensor][dimension]
         value = super().argument(problem, name)
         if name not in ("window_left", "window_right"):
             return value
@@ -118,6 +124,8 @@ class Forward(Operation):
             draw_slopes(tensors[SLOPES], generator)
         if p.sinks:
             draw_sinks(tensors[SINKS], generator)
+        for tensor in Mods.parse(p.mods).tensors:
+            draw_read(tensors[tensor.field], generator)
 
     def _design(
         self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator
@@ -137,7 +145,8 @@ OPERATION = Forward()
 
 
 def of_features(problem: Problem) -> dict[str, Tensor]:
-    """ALiBi's slopes (batch, num_heads) and sinks (num_heads,), fp32; dropout's rng_state (3,), int32."""
+    """ALiBi's slopes (batch, num_heads) and sinks (num_heads,), fp32; dropout's rng_state (3,), int32; what expressions
+    read, element after element."""
     found = {}
     if problem.alibi:
         found[SLOPES] = Tensor(contiguous(problem.batch, problem.num_heads), torch.float32)
@@ -145,6 +154,8 @@ def of_features(problem: Problem) -> dict[str, Tensor]:
         found[SINKS] = Tensor(contiguous(problem.num_heads), torch.float32)
     if problem.dropout_p:
         found[dropout.RNG_STATE] = Tensor(contiguous(dropout.STATE_WORDS), torch.int32)
+    for tensor, shape in zip(Mods.parse(problem.mods).tensors, problem.extents, strict=True):
+        found[tensor.field] = Tensor(contiguous(math.prod(shape)), TORCH_DTYPES[tensor.dtype])
     return found
 
 
@@ -159,7 +170,7 @@ def attention(
     """Textbook attention with every intermediate in `dtype`: o and lse; rows that see no key get 0 and -inf, or the
     sink.
 
-    `number` is that of its first sequence, where dropout counts others before it.
+    `number` is that of its first sequence, where dropout and expressions count others before it.
     With ALiBi scores are of fp32 at least, as they are in flash-attn's own tests.
     """
     p = problem
@@ -169,7 +180,10 @@ def attention(
         for batch in range(p.batch):
             q, k, v = heads_of(p, tensors, "qkv", batch, dtype)
             for block in row_blocks(p):
-                scores = _beside_sinks(p, tensors, masked_scores(p, tensors, batch, q[:, block], k, block))
+                scores = masked_scores(p, tensors, batch, q[:, block], k, block)
+                if p.mods:
+                    scores = _modified(p, tensors, number + batch, block, scores)
+                scores = _beside_sinks(p, tensors, scores)
                 lse[batch, :, block] = scores.logsumexp(-1)
                 seen = probabilities(scores)[..., : p.seqlen_k]  # without the sink
                 weights = kept(p, tensors, number + batch, block, seen.to(dtype))
@@ -187,6 +201,12 @@ def draw_sinks(sinks: torch.Tensor, generator: torch.Generator) -> None:
     sinks.copy_(3 * torch.randn(sinks.shape, generator=generator, device=generator.device))
 
 
+def draw_read(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """What an expression reads: few whole numbers, of which many are alike, or normal ones."""
+    drawn = torch.randn(tensor.shape, generator=generator, device=generator.device)
+    tensor.copy_(drawn if tensor.is_floating_point() else drawn.abs())
+
+
 def heads_of(
     problem: Problem, tensors: Mapping[str, torch.Tensor], names: Iterable[str], batch: int, dtype: torch.dtype
 ) -> Iterator[torch.Tensor]:
@@ -201,9 +221,14 @@ def heads_of(
 
 def row_blocks(problem: Problem) -> Iterator[slice]:
     """The rows of Q in blocks, so that S of a block is small."""
-    rows = max(1, _SCORES_LIMIT // (problem.num_heads * problem.seqlen_k))
-    for begin in range(0, problem.seqlen_q, rows):
-        yield slice(begin, min(begin + rows, problem.seqlen_q))
+    yield from row_slices(problem.seqlen_q, problem.num_heads * problem.seqlen_k)
+
+
+def row_slices(seqlen_q: int, scores: int) -> Iterator[slice]:
+    """The same of rows with so many scores each."""
+    rows = max(1, _SCORES_LIMIT // scores)
+    for begin in range(0, seqlen_q, rows):
+        yield slice(begin, min(begin + rows, seqlen_q))
 
 
 def masked_scores(
@@ -222,6 +247,16 @@ def masked_scores(
     if TREE in tensors:
         scores[..., -p.seqlen_q :].masked_fill_(_on_other_branches(p, tensors[TREE][batch, rows]), -math.inf)
     return scores
+
+
+def _modified(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], sequence: int, rows: slice, scores: torch.Tensor
+) -> torch.Tensor:
+    """Scores of a block of rows as expressions change and hide them."""
+    p, mods = problem, Mods.parse(problem.mods)
+    read, lengths = modified.shaped(mods, p.extents, tensors), (p.seqlen_q, p.seqlen_k)
+    seen = ~_hidden(p, rows, scores.device) if p.causal or p.window else None
+    return modified.modified(mods, read, scores, sequence, rows.start, lengths, seen)
 
 
 def _beside_sinks(problem: Problem, tensors: Mapping[str, torch.Tensor], scores: torch.Tensor) -> torch.Tensor:

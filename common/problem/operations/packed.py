@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.expression import Mods
 from flashladder.common.problem.buffers import Tensor, contiguous
 from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.families import NORMAL
@@ -134,9 +135,11 @@ def one_sequence(problem: Problem, seqlen_q: int, seqlen_k: int, layout: str = "
 
 
 def of_sequence(problem: Problem, tensors: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
-    """What a sequence is given beside its rows: its slopes, and the sinks and the random state of all."""
+    """What a sequence is given beside its rows: its slopes, and the sinks, the random state and what expressions read
+    of all."""
     slopes = {SLOPES: tensors[SLOPES][number : number + 1]} if problem.alibi else {}
-    return slopes | {name: tensors[name] for name in (SINKS, RNG_STATE) if name in tensors}
+    of_all = (SINKS, RNG_STATE, *(tensor.field for tensor in Mods.parse(problem.mods).tensors))
+    return slopes | {name: tensors[name] for name in of_all if name in tensors}
 
 
 def parts(problem: Problem) -> Iterator[Part]:

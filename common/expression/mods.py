@@ -1,0 +1,129 @@
+"""What a kernel does with scores: a mask, a score, or both, with the tensors that they read. torch calls them mods.
+
+As a configuration's value, which has no spaces and is the same for all texts of one meaning:
+
+    image:int32[];slope:fp32[];mask=k<=q||image[q]==image[k];score=s+slope[h]*(k-q)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from flashladder.common.errors import ExpressionError
+from flashladder.common.expression import parse, text
+from flashladder.common.expression.tree import DTYPES, Declared, Element, Node, walk
+
+CPP_TYPES = {"uint8": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long"}
+CPP_TYPES |= {"bool": "bool", "fp16": "__half", "bf16": "__nv_bfloat16", "fp32": "float", "fp64": "double"}
+INCLUDES = ("cuda_bf16.h", "cuda_fp16.h")
+MOST_TENSORS, MOST_INDICES, MOST_LETTERS = 8, 4, 20  # of a kernel; of a tensor; of its name
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DECLARED = re.compile(r"(\w+):(\w+)((?:\[\])*)")
+
+
+@dataclass(frozen=True)
+class Mods:
+    """Trees of a mask and a score, each of which may be missing; `sources` are the texts that their spans are of."""
+
+    mask: Node | None = None
+    score: Node | None = None
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, mask: str = "", score: str = "", tensors: Iterable[Declared] = ()) -> Mods:
+        """Those of two texts, of which an empty one is none. ExpressionError for what they should not be."""
+        named = {tensor.name: tensor for tensor in tensors}
+        for tensor in named.values():
+            _check(tensor)
+        found = cls(
+            parse.mask(mask, named) if mask else None,
+            parse.score(score, named) if score else None,
+            {"mask": mask, "score": score},
+        )
+        if unread := named.keys() - {tensor.name for tensor in found.tensors}:
+            raise ExpressionError(f"no expression reads {', '.join(sorted(unread))} of the tensors")
+        if len(found.tensors) > MOST_TENSORS:
+            raise ExpressionError(f"the expressions read {len(found.tensors)} tensors; kernels take {MOST_TENSORS}")
+        return found
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def parse(spelled: str) -> Mods:
+        """The inverse of `spelled`."""
+        texts, tensors = {}, []
+        for part in filter(None, spelled.split(";")):
+            what, equals, tree = part.partition("=")
+            if declared := _DECLARED.fullmatch(part):
+                tensors.append(Declared(declared[1], declared[2], len(declared[3]) // 2))
+            elif equals and what in ("mask", "score"):
+                texts[what] = tree
+            else:
+                raise ExpressionError(f"mods={spelled}: {part} is no mask=, no score=, and no tensor, as t:int32[] is")
+        return Mods.of(texts.get("mask", ""), texts.get("score", ""), tensors)
+
+    @cached_property
+    def trees(self) -> dict[str, Node]:
+        """Those that there are."""
+        both = {"mask": self.mask, "score": self.score}
+        return {what: tree for what, tree in both.items() if tree is not None}
+
+    @cached_property
+    def tensors(self) -> tuple[Declared, ...]:
+        """Those that are read, by name."""
+        nodes = (node for tree in self.trees.values() for node in walk(tree))
+        return tuple(sorted({node.tensor for node in nodes if isinstance(node, Element)}))
+
+    @cached_property
+    def spelled(self) -> str:
+        """As a configuration has it; empty where it does nothing."""
+        declared = (f"{tensor.name}:{tensor.dtype}{'[]' * tensor.rank}" for tensor in self.tensors)
+        return ";".join([*declared, *(f"{what}={text.normal(tree)}" for what, tree in self.trees.items())])
+
+    def header(self) -> list[str]:
+        """What kernels are compiled from, as lines of C++ in the namespace `config`."""
+        mask, score = (text.c(tree) if tree else default for tree, default in ((self.mask, "true"), (self.score, "s")))
+        what = "template <class Params>\n    __device__ static"
+        return [
+            f"constexpr bool has_mask = {str(self.mask is not None).lower()};",
+            f"constexpr bool has_score = {str(self.score is not None).lower()};",
+            *self._params(),
+            "struct Mods {",
+            f"    {what} bool mask(const Params &params, const Place &at) {{ return {mask}; }}",
+            f"    {what} float score(const Params &params, const Place &at, float s) {{ return {score}; }}",
+            "};",
+        ]
+
+    def _params(self) -> Iterator[str]:
+        """Those of a kernel with the tensors, and with their sizes but for the first."""
+        yield "template <class Params>"
+        if not self.tensors:
+            yield "using Reading = Params;"
+            return
+        fields = {tensor.field: f"const {CPP_TYPES[tensor.dtype]} *" for tensor in self.tensors}
+        fields |= {extent: "int " for extent, _, _ in self.extents()}
+        yield "struct Reading : Params {"
+        yield from (f"    {kind}{name};" for name, kind in fields.items())
+        yield f"    FLASHLADDER_FURTHER_FIELDS(Params, {', '.join(fields)})"
+        yield "};"
+
+    def extents(self) -> Iterator[tuple[str, int, int]]:
+        """The name of each size that kernels are told, with the number of its tensor and that of its dimension."""
+        for number, tensor in enumerate(self.tensors):
+            for dimension in range(1, tensor.rank):
+                yield tensor.extent(dimension), number, dimension
+
+
+def _check(tensor: Declared) -> None:
+    """ExpressionError for what no expression can name."""
+    name = tensor.name
+    if not _NAME.fullmatch(name) or len(name) > MOST_LETTERS:
+        raise ExpressionError(f"{name!r} is no name of a tensor: letters, digits and _, up to {MOST_LETTERS} of them")
+    if name in parse.RESERVED:
+        raise ExpressionError(f"{name} has a meaning in every expression; give the tensor another name")
+    if tensor.dtype not in DTYPES:
+        raise ExpressionError(f"{name} is {tensor.dtype}; expressions read {', '.join(DTYPES)}")
+    if tensor.rank > MOST_INDICES:
+        raise ExpressionError(f"{name} has {tensor.rank} dimensions; expressions take up to {MOST_INDICES}")

@@ -1,0 +1,49 @@
+// Scores as expressions change them, and minus infinity for the keys that a mask by an expression hides.
+#pragma once
+#include "softmax/expression.cuh"
+#include "softmax/log2.cuh"
+#include "tile/fragment.cuh"
+
+// Of a CTA's rows, with the expressions of `Mods`, which config.cuh has.
+template <class Mods, bool has_mask, bool has_score, class Params, class Mask>
+struct ModifiedScores {
+    const Params &params;
+    const Mask &mask;
+    int batch, head;
+
+    // For the CTA's work, which assigned() finds.
+    template <class Assigned>
+    __device__ ModifiedScores(const Params &params_, Assigned assigned, const Mask &mask_) : params(params_), mask(mask_) {
+        if constexpr (has_mask || has_score) {
+            const auto work = assigned();
+            batch = work.batch, head = work.head;
+        }
+    }
+    // S holds the scores, in log2, of the rows from `first_row` on and the keys from `first_key` on. If `cut`, some rows may
+    // not see all of these keys: then nothing is evaluated there. Rows behind the last one are evaluated as that one.
+    template <bool cut, int rows, int cols>
+    __device__ void apply(Accumulator<rows, cols> &s, int first_row, int first_key) const {
+        if constexpr (has_mask || has_score) {
+            const int before = mask.shift - 1;  // keys before the first row's own
+            Place at{batch, head, 0, 0, mask.seqlen_k - before, mask.seqlen_k};
+#pragma unroll
+            for (int b = 0; b < rows / 16; ++b)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int row = first_row + b * 16 + h * 8 + accumulator_row();
+                    const int begin = mask.first(row), end = mask.keys(row);
+                    at.q = min(row + before, mask.seqlen_k - 1);
+#pragma unroll
+                    for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            at.k = first_key + accumulator_col() + n * 8 + i;
+                            if (cut && (at.k < begin || at.k >= end)) continue;
+                            float &x = s.block[b][n][2 * h + i];
+                            if constexpr (has_score) x = Mods::score(params, at, x * ln_2) * log2_e;
+                            if constexpr (has_mask) x = Mods::mask(params, at) ? x : -INFINITY;
+                        }
+                }
+        }
+    }
+};
