@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from flashladder.common.api import differentiable, operator, validate
+from flashladder.common.api import differentiable, expressions, operator, validate
 from flashladder.common.api.options import options_of
 from flashladder.common.api.validate import BATCH, OPEN, Window
 from flashladder.common.catalog import FASTEST
@@ -24,6 +26,9 @@ def attention(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    mask: str | None = None,
+    score: str | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
     deterministic: bool = False,
     version: str = FASTEST,
     out: torch.Tensor | None = None,
@@ -58,6 +63,14 @@ def attention(
     row that sees no key still has O = 0; its log-sum-exp is the sink. Sinks are at most 2.3e38 in magnitude, or
     infinite: of a larger one on a GPU, at which nobody looks, the log-sum-exp is infinite, and O is right.
 
+    A `mask` is an expression in C that says which keys a row sees, of those that it sees else, and a `score` one that
+    says what a score becomes: mask="k <= q || image[q] == image[k]", score="s + slope[h] * (k - q)". They name b, h, q
+    and k, an element's sequence, head of q and positions; s, its score with softmax_scale and all else above; seqlen_q
+    and seqlen_k; and `tensors` by their names, with an index for each dimension. docs/masks.md has the language.
+    Positions count from the start of the sequence, whose last rows q has: its first row is at seqlen_k - seqlen_q, so
+    that "k <= q" is the causal mask. An expression is compiled once, for all lengths, and for tensors of all shapes. A
+    row whose keys are all hidden has O = 0. There are no gradients beside expressions yet.
+
     O is written to `out` if it is given: a tensor of its shape, in memory of its own. Its strides are multiples of 16
     bytes, the last is 1. A call takes longer where that interleaves with an input's.
 
@@ -77,7 +90,8 @@ def attention(
     """
     is_open = type(window) is tuple and window == OPEN
     is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
-    if is_open and alibi_slopes is None and sinks is None and is_plain and (cpp := operator.in_cpp()):
+    has_mods = mask is not None or score is not None or tensors is not None
+    if is_open and not has_mods and alibi_slopes is None and sinks is None and is_plain and (cpp := operator.in_cpp()):
         asked = causal, softmax_scale, version, return_lse, deterministic
         done = cpp.straight(operator.onlookers, operator.plain, q, k, v, out, *asked, differentiable.attaching())
         if done is not None:
@@ -100,5 +114,7 @@ def attention(
         deterministic=deterministic,
         version=version,
     )
+    if has_mods:
+        options = expressions.added(options, mask, score, tensors, q, k)
     o, lse = differentiable.attend(q, k, v, options, return_lse, out)
     return (o, lse) if return_lse else o

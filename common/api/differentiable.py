@@ -16,7 +16,7 @@ import torch
 
 from flashladder.common.api import documents, flops, gradients, operator, padding, pieces
 from flashladder.common.api.operator import LIBRARY, are_observed
-from flashladder.common.api.options import Options
+from flashladder.common.api.options import Modified, Options
 from flashladder.common.catalog import Widths
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.problem import DETERMINISTIC, Problem
@@ -52,6 +52,8 @@ def attend(
         raise UnsupportedProblemError(
             "the inputs want a gradient, and backward rungs take no out: leave it out, or call it in torch.no_grad()"
         )
+    if trains and isinstance(options, Modified):
+        gradients.refuse(q, k, v, what="the inputs of attention with a mask or a score by an expression")
     inputs, head_dim_v = (q, k, v), v.shape[3]
     wanted = padding.columns(q.shape[3], head_dim_v, options.dropout_p > 0, trained_widths(q) if trains else None)
     if is_padded := wanted != (q.shape[3], head_dim_v):

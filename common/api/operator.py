@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from flashladder.common.api import documents, flops, pieces
-from flashladder.common.api.options import Options
+from flashladder.common.api.options import Modified, Options
 from flashladder.common.api.validate import Window
 from flashladder.common.catalog import FASTEST, ladder_of
 from flashladder.common.own import FIRST
@@ -86,7 +87,8 @@ def attend(
     if options.is_plain:
         o, sums = torch.ops.flashladder.attention(q, k, v, *asked)
     else:
-        o, sums = attention_general(q, k, v, *options.flat(), lse)
+        general = attention_modified if isinstance(options, Modified) else attention_general
+        o, sums = general(q, k, v, *options.flat(), lse)
     return o, sums
 
 
@@ -99,6 +101,7 @@ def compute(
     if options.cu_seqlens_q is not None:
         options.validate_sequences(q, k)
     may_be_planned = out is None and options.version == FASTEST and not options.is_plain
+    may_be_planned = may_be_planned and not isinstance(options, Modified)
     given, asked = (q, k, v, *options.in_order), (*options.numbers, lse)
     if may_be_planned and (cpp := in_cpp()):
         done = cpp.remembered(onlookers, planned, given, asked, lse)
@@ -282,17 +285,26 @@ for _device in ("CPU", "CUDA"):
     LIBRARY.impl("attention_out", _attention_out, _device)
 
 
-def _attention_general(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> tuple[torch.Tensor, ...]:
-    *options, lse = values
-    return compute(q, k, v, Options(*options), lse)
+def _general(name: str, kind: type[Options]) -> Any:
+    """The operator of what is not plain, whose options are of a kind."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> tuple[torch.Tensor, ...]:
+        *options, lse = values
+        return compute(q, k, v, kind(*options), lse)
+
+    def fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> tuple[torch.Tensor, ...]:
+        *options, lse = values
+        is_packed = kind(*options).cu_seqlens_q is not None
+        return new_o(q, v.shape[3]), (new_lse(q, is_packed) if lse else no_lse(q))
+
+    schema = f"(Tensor q, Tensor k, Tensor v, {kind.schema()}, bool lse) -> (Tensor, Tensor)"
+    made = torch.library.custom_op(f"flashladder::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(fake)
+    return made
 
 
-attention_general = torch.library.custom_op(
-    "flashladder::attention_general",
-    _attention_general,
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {Options.schema()}, bool lse) -> (Tensor, Tensor)",
-)
+attention_general = _general("attention_general", Options)
+attention_modified = _general("attention_modified", Modified)  # apart: torch batches no operator that takes a list
 
 
 @torch.library.register_fake("flashladder::attention", lib=LIBRARY)
@@ -305,22 +317,14 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *opt
     return new_lse(q) if options[-1] else no_lse(q)
 
 
-@attention_general.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> tuple[torch.Tensor, ...]:
-    *options, lse = values
-    is_packed = Options(*options).cu_seqlens_q is not None
-    return new_o(q, v.shape[3]), (new_lse(q, is_packed) if lse else no_lse(q))
-
-
 @flops.formula("attention", "attention_out")
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> int:
     return 2 * pairs(q, k, Options()) * (q.shape[3] + v.shape[3])
 
 
-@flops.formula("attention_general")
+@flops.formula("attention_general", "attention_modified")
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *values: Any) -> int:
-    *options, _ = values
-    return 2 * pairs(q, k, Options(*options)) * (q.shape[3] + v.shape[3])
+    return 2 * pairs(q, k, Options(*values[: len(dataclasses.fields(Options))])) * (q.shape[3] + v.shape[3])
 
 
 def pairs(q: torch.Tensor, k: torch.Tensor, options: Options) -> int:

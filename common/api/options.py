@@ -12,6 +12,7 @@ import torch
 from flashladder.common.api import sequences, validate
 from flashladder.common.catalog import FASTEST
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.expression import Mods
 from flashladder.common.problem import dropout
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.problem import DTYPES, Problem
@@ -22,6 +23,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _SCHEMA = {  # of types
     "torch.Tensor": "Tensor",
     "torch.Tensor | None": "Tensor?",
+    "tuple[torch.Tensor, ...]": "Tensor[]",
     "int": "SymInt",
     "int | None": "SymInt?",
     "float": "float",
@@ -138,6 +140,30 @@ class Options(Flat):
         if self.cu_seqlens_q is not None:
             others["operation"] = "packed"
         return self.problem(q, k, **others)
+
+
+@dataclass(frozen=True)
+class Modified(Options):
+    """The same with a mask and a score by expressions, as a configuration spells them, and the tensors that these read.
+
+    They are contiguous, in the order of the expressions.
+    """
+
+    mods: str = ""
+    read: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        return False
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = zip(Mods.parse(self.mods).tensors, self.read, strict=True)
+        return {**super().tensors, **{each.field: tensor.reshape(-1) for each, tensor in named}}
+
+    def problem(self, q: torch.Tensor, k: torch.Tensor, **others: Any) -> Problem:
+        extents = tuple([tuple(tensor.shape) for tensor in self.read])
+        return super().problem(q, k, **others, mods=self.mods, extents=extents)
 
 
 _TENSORS = tuple(field.name for field in dataclasses.fields(Options) if field.type == "torch.Tensor | None")

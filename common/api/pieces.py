@@ -41,7 +41,7 @@ def halves(problem: Problem, tensors: Mapping[str, torch.Tensor], error: Unsuppo
     """Both, with their tensors. The error, which says why it is too large, where it has no halves."""
     of_heads = problem.num_heads_k > problem.batch
     count = problem.num_heads_k if of_heads else problem.batch
-    if count == 1 or problem.dropout_p:
+    if count == 1 or problem.dropout_p or problem.mods:  # expressions name heads and sequences
         require_one_launch(problem)
         raise error
     for begin, end in ((0, count // 2), (count // 2, count)):

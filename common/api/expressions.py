@@ -1,0 +1,137 @@
+"""A mask and a score that are expressions, as calls give them: validated, with what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from flashladder.common.api import gradients, validate
+from flashladder.common.api.options import Modified, Options
+from flashladder.common.errors import ExpressionError, UnsupportedProblemError
+from flashladder.common.expression import Declared, Mods, bounds
+from flashladder.common.expression.bounds import Range
+from flashladder.common.expression.evaluate import TORCH_DTYPES
+from flashladder.common.expression.tree import SIZES
+from flashladder.common.problem import modified
+from flashladder.common.problem.operations.forward import row_slices
+from flashladder.common.runtime.launch import PROBLEMS_KEPT
+
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+Named = Mapping[str, torch.Tensor]
+
+
+def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: torch.Tensor, k: torch.Tensor) -> Options:
+    """What is asked for, with the expressions of a call on q and k, and the tensors that they read.
+
+    ExpressionError for text that is none, and for an index that leaves its tensor: each, where tensors can be looked
+    at, else one that sizes alone tell. UnsupportedProblemError for tensors that kernels do not take.
+    """
+    if not isinstance(tensors, (Mapping, type(None))):
+        raise UnsupportedProblemError(f"tensors is of type {type(tensors).__name__}; it should be a dict, by names")
+    named = {name: _readable(name, tensor, q.device) for name, tensor in (tensors or {}).items()}
+    texts = _text("mask", mask), _text("score", score)
+    declared = tuple((name, _NAMES[x.dtype], x.dim()) for name, x in named.items())
+    spelled, names = _spelled(*texts, declared)
+    read = tuple(named[name].contiguous() for name in names)
+    if not torch.compiler.is_compiling():
+        _check(_mods(*texts, declared), read, q, k, Bound.of(options))
+    return Modified(*options.flat(), spelled, read)
+
+
+def _text(name: str, value: Any) -> str:
+    """An expression; none is empty."""
+    if value is None:
+        return ""
+    if not (found := validate.text(name, value)).strip():
+        raise ExpressionError(f"{name} is empty; leave it out")
+    return found
+
+
+@torch.compiler.assume_constant_result
+def _spelled(*asked: Any) -> tuple[str, tuple[str, ...]]:
+    """As kernels are known by expressions, and the names of the tensors that these read, in their order."""
+    mods = _mods(*asked)
+    return mods.spelled, tuple(tensor.name for tensor in mods.tensors)
+
+
+@lru_cache(PROBLEMS_KEPT)
+def _mods(mask: str, score: str, declared: tuple[tuple[str, str, int], ...]) -> Mods:
+    return Mods.of(mask, score, (Declared(*each) for each in declared))
+
+
+class Sizes(NamedTuple):
+    """Of a call."""
+
+    batch: int
+    num_heads: int
+    seqlen_q: int
+    seqlen_k: int
+
+
+class Bound(NamedTuple):
+    """So many keys before its own and behind it a row sees; None: all."""
+
+    left: int | None
+    right: int | None
+
+    @classmethod
+    def of(cls, options: Options) -> Bound:
+        """That of a causal mask and a window."""
+        return cls(options.window_left, 0 if options.causal else options.window_right)
+
+
+def _check(mods: Mods, read: tuple[torch.Tensor, ...], q: torch.Tensor, k: torch.Tensor, bound: Bound) -> None:
+    """ExpressionError for an index that leaves its tensor."""
+    sizes = Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    if all(sizes):
+        _check_sizes(mods, tuple(tuple(x.shape) for x in read), sizes, bound)
+        if read and all(map(validate.can_look_at, read)):
+            _check_each(mods, read, sizes, bound)
+
+
+@lru_cache(PROBLEMS_KEPT)
+def _check_sizes(mods: Mods, shapes: tuple[tuple[int, ...], ...], sizes: Sizes, bound: Bound) -> None:
+    own, last = sizes.seqlen_k - sizes.seqlen_q, sizes.seqlen_k - 1
+    first = own if bound.right is None else max(own, -bound.right)  # the first row that sees a key
+    if first > last:
+        return
+    ranges = {"b": Range(0, sizes.batch - 1), "h": Range(0, sizes.num_heads - 1), "q": Range(first, last)}
+    ranges["k"] = Range(0 if bound.left is None else max(0, first - bound.left), last)
+    ranges |= {name: Range(size, size) for name, size in sizes._asdict().items() if name in SIZES}
+    extents = {tensor.name: shape for tensor, shape in zip(mods.tensors, shapes, strict=True)}
+    for what, tree in mods.trees.items():
+        bounds.check(what, mods.sources[what], tree, ranges, extents, are_apart=bound == (None, None))
+
+
+def _check_each(mods: Mods, read: tuple[torch.Tensor, ...], sizes: Sizes, bound: Bound) -> None:
+    """By evaluating all."""
+    named = {tensor.name: x for tensor, x in zip(mods.tensors, read, strict=True)}
+    lengths, key = (sizes.seqlen_q, sizes.seqlen_k), torch.arange(sizes.seqlen_k)
+    for rows in row_slices(sizes.seqlen_q, sizes.num_heads * sizes.seqlen_k):
+        own = torch.arange(rows.start, rows.stop)[:, None] + sizes.seqlen_k - sizes.seqlen_q
+        seen = torch.ones(own.shape[0], sizes.seqlen_k, dtype=torch.bool)
+        if bound.left is not None:
+            seen &= key >= own - bound.left
+        if bound.right is not None:
+            seen &= key <= own + bound.right
+        for sequence in range(sizes.batch):
+            scores = torch.zeros(sizes.num_heads, own.shape[0], sizes.seqlen_k)
+            modified.modified(mods, named, scores, sequence, rows.start, lengths, seen)
+
+
+def _readable(name: str, tensor: Any, device: torch.device) -> torch.Tensor:
+    """UnsupportedProblemError for what is no tensor of this device, or wants a gradient."""
+    found = validate.tensor(f"tensors[{name!r}]", tensor)
+    if found.device != device:
+        raise UnsupportedProblemError(f"tensors[{name!r}] is on {found.device}, q on {device}; kernels take one device")
+    if found.dtype not in _NAMES:
+        known = ", ".join(map(str, _NAMES))
+        raise UnsupportedProblemError(f"tensors[{name!r}] is {found.dtype}; expressions read {known}")
+    if not found.numel():
+        raise UnsupportedProblemError(f"tensors[{name!r}] has shape {tuple(found.shape)}, and no element to read")
+    gradients.refuse(found, what=f"tensors[{name!r}]")
+    return found

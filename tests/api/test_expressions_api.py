@@ -1,0 +1,179 @@
+"""attention() with a mask and a score that are expressions."""
+
+import math
+
+import pytest
+import torch
+
+from flashladder.common.api import attention
+from flashladder.common.errors import ExpressionError, UnsupportedProblemError
+from flashladder.common.runtime import ready
+
+IMAGES = "k <= q || image[q] == image[k]"
+
+
+def qkv(batch=1, seqlen_q=40, seqlen_k=60, num_heads=4, num_heads_k=2, head_dim=64, dtype=torch.bfloat16, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((seqlen_q, num_heads), (seqlen_k, num_heads_k), (seqlen_k, num_heads_k))
+    return tuple(torch.randn(batch, *shape, head_dim, generator=generator).to(dtype) for shape in shapes)
+
+
+def textbook(q, k, v, mask=None, score=None):
+    """By torch, of functions of b, h, q and k that are written anew here: nothing of an expression is parsed."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.double().repeat_interleave(group, 2) for x in (k, v))
+    s = torch.einsum("bqhd,bkhd->bhqk", q.double(), k) / math.sqrt(q.shape[-1])
+    places = [torch.arange(size) for size in s.shape]
+    places[2] += k.shape[1] - q.shape[1]
+    at = [x.reshape(-1, *[1] * (3 - dimension)) for dimension, x in enumerate(places)]
+    if score:
+        s = score(s, *at)
+    if mask:
+        s = s.masked_fill(~mask(*at), -math.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1).nan_to_num(0), v)
+
+
+def close(found, expected):
+    return torch.allclose(found.double(), expected, rtol=0, atol=0.02)
+
+
+def test_images_that_see_both_ways_at_any_length_with_one_kernel(monkeypatch):
+    """The issue's own example: what is compiled is for all lengths, batches, heads and sizes of tensors."""
+    slope = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    for number, sizes in enumerate(
+        ({}, {"batch": 2, "seqlen_q": 70, "seqlen_k": 130}, {"seqlen_q": 1, "num_heads_k": 4})
+    ):
+        q, k, v = qkv(**sizes)
+        image = torch.arange(k.shape[1]) // 7 % 3
+        o = attention(q, k, v, mask=IMAGES, score="s + slope[h] * (k - q)", tensors={"image": image, "slope": slope})
+        expected = textbook(
+            q,
+            k,
+            v,
+            lambda b, h, q, k, image=image: (k <= q) | (image[q] == image[k]),
+            lambda s, b, h, q, k: s + slope.double()[h] * (k - q),
+        )
+        assert close(o, expected)
+        if number == 0:
+            monkeypatch.setattr(ready, "translate", None)
+            monkeypatch.setattr(ready, "translated", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mask": "k <= q || imag[q] == 1"}, "did you mean image?"),
+        ({"mask": "k - q"}, "a mask is a truth value, and this is a whole number"),
+        ({"score": "k <= q"}, "a score is a number, and this is a truth value"),
+        ({"mask": "image[q + 1] == 1"}, "this index goes from 21 to 60, and image has 60 elements"),
+        ({"mask": "image[q - 30] == 1"}, "this index goes from -10 to 29, and image has 60 elements"),
+        ({"mask": "k == 0 || image[k * (image[k] + 1)] == 1"}, "at b=0, h=0, q=20, k=30 its index is 60"),
+        ({"mask": "image[q][k]"}, "image has 1 dimension, and this names 2"),
+        ({"mask": "k <= q"}, "no expression reads image of the tensors"),
+        ({"mask": ""}, "mask is empty; leave it out"),
+        ({"mask": True}, "mask=True is of type bool; it should be text"),
+        ({}, "no expression reads image of the tensors"),
+    ],
+)
+def test_what_is_no_expression_is_refused_before_anything_runs(options, said, monkeypatch):
+    monkeypatch.setattr(ready, "translate", None)
+    monkeypatch.setattr(ready, "translated", None)
+    with pytest.raises(UnsupportedProblemError) as refused:
+        attention(*qkv(), **options, tensors={"image": torch.ones(60, dtype=torch.int32)})
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ([torch.ones(60)], "it should be a dict"),
+        ({"t": 3}, "tensors['t']=3 is of type int"),
+        ({"t": torch.ones(60, device="meta")}, "tensors['t'] is on meta, q on cpu"),
+        (
+            {"t": torch.ones(60).to(torch.float8_e4m3fn)},
+            "tensors['t'] is torch.float8_e4m3fn; expressions read torch.bool",
+        ),
+        ({"t": torch.ones(0)}, "no element to read"),
+        ({"t": torch.ones(60, requires_grad=True)}, "tensors['t'] want a gradient"),
+        ({"q": torch.ones(60)}, "q has a meaning in every expression"),
+        ({"t;": torch.ones(60)}, "'t;' is no name of a tensor"),
+        ({"t": torch.ones(1, 1, 1, 1, 60)}, "t has 5 dimensions; expressions take up to 4"),
+    ],
+)
+def test_tensors_that_no_expression_reads_are_refused(tensors, said):
+    with pytest.raises(UnsupportedProblemError) as refused:
+        attention(*qkv(), score="s + t[k]", tensors=tensors)
+    assert said in str(refused.value)
+
+
+def test_what_a_condition_keeps_from_a_tensor_is_not_refused():
+    """Under a causal mask no row sees a key before the first, and q - k is never negative."""
+    q, k, v = qkv(seqlen_q=60, seqlen_k=40)
+    found = {"t": torch.zeros(40)}
+    for options in (
+        {"score": "q >= 0 ? s + t[q] : s", "tensors": found},
+        {"score": "s + t[q]", "tensors": found, "causal": True},
+        {"score": "s + t[q - k]", "tensors": found, "causal": True},
+        {"score": "s + t[q - k]", "tensors": {"t": torch.zeros(6)}, "causal": True, "window": (5, None)},
+    ):
+        with pytest.raises(UnsupportedProblemError, match="24_woven_general takes no mask and no score"):
+            attention(q, k, v, version="24", **options)
+    with pytest.raises(ExpressionError, match="this index goes from -20 to 39"):
+        attention(q, k, v, score="s + t[q]", tensors=found)
+
+
+def test_gradients_are_refused_by_name():
+    q, k, v = qkv()
+    with pytest.raises(UnsupportedProblemError, match="a mask or a score by an expression want a gradient"):
+        attention(q.requires_grad_(), k, v, mask="k <= q")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "options", "mask", "score"),
+    [
+        ({"head_dim": 128}, {"mask": "k <= q && q - k < 9"}, lambda b, h, q, k: (k <= q) & (q - k < 9), None),
+        ({"head_dim": 80}, {"mask": "k < 16 || k <= q", "causal": False}, lambda b, h, q, k: (k < 16) | (k <= q), None),
+        ({"head_dim": 30}, {"score": "s * 2 + h"}, None, lambda s, b, h, q, k: s * 2 + h),
+        ({"head_dim": 256}, {"mask": "(q - k) % 3 == 0"}, lambda b, h, q, k: (q - k).abs() % 3 == 0, None),
+        ({"seqlen_q": 60, "seqlen_k": 40}, {"mask": "k <= q"}, lambda b, h, q, k: k <= q, None),
+        ({"batch": 3}, {"mask": "k % 3 == b || h == 0"}, lambda b, h, q, k: (k % 3 == b) | (h == 0), None),
+        (
+            {"dtype": torch.float16},
+            {"mask": "k % 2 == 0", "causal": True, "window": (30, None)},
+            lambda b, h, q, k: (k % 2 == 0) & (k <= q) & (q - k <= 30),
+            None,
+        ),
+    ],
+)
+def test_masks_and_scores_of_any_width(sizes, options, mask, score):
+    q, k, v = qkv(**sizes)
+    assert close(attention(q, k, v, **options), textbook(q, k, v, mask, score))
+
+
+@pytest.mark.slow
+def test_outputs_and_a_tensor_that_is_a_view():
+    q, k, v = qkv()
+    bias = torch.randn(60, 4, 60, generator=torch.Generator().manual_seed(1)).transpose(0, 1)
+    options = {"score": "s + bias[h, q, k]", "tensors": {"bias": bias}}
+    expected = textbook(q, k, v, score=lambda s, b, h, q, k: s + bias.double()[h, q, k])
+    out = torch.empty_like(q)
+    o, lse = attention(q, k, v, **options, out=out, return_lse=True)
+    assert o is out
+    assert close(o, expected)
+    assert lse.shape == (1, 4, 40)
+    assert torch.equal(attention(q, k, v, **options), o)
+
+
+@pytest.mark.slow
+def test_compiled_in_one_graph():
+    q, k, v = qkv()
+    image = torch.arange(60) // 7
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def twice(q, k, v, image):
+        return 2 * attention(q, k, v, mask=IMAGES, tensors={"image": image})
+
+    assert torch.equal(twice(q, k, v, image), 2 * attention(q, k, v, mask=IMAGES, tensors={"image": image}))
+    with pytest.raises(Exception, match="no name imag"):
+        torch.compile(lambda q: attention(q, k, v, mask="imag[q] == 1"), fullgraph=True, backend="aot_eager")(q)
