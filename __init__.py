@@ -24,6 +24,8 @@ _PUBLIC = {  # what models call, and the module that has it
     "register_with_torch": f"{_FRONTENDS}.torch_switch",
     "register_with_transformers": f"{_FRONTENDS}.transformers",
     "register_with_vllm": f"{_FRONTENDS}.engines",
+    "create_block_mask": f"{_FRONTENDS}.flex",
+    "flex_attention": f"{_FRONTENDS}.flex",
     "flash_attn_func": f"{_FRONTENDS}.flash_attn",
     "flash_attn_with_kvcache": f"{_API}.kvcache",
     "concat_and_cache_mla": f"{_FRONTENDS}.flash_mla",
@@ -55,6 +57,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api.frontends.flash_mla import concat_and_cache_mla as concat_and_cache_mla
     from flashladder.common.api.frontends.flash_mla import flash_mla_with_kvcache as flash_mla_with_kvcache
     from flashladder.common.api.frontends.flash_mla import get_mla_metadata as get_mla_metadata
+    from flashladder.common.api.frontends.flex import create_block_mask as create_block_mask
+    from flashladder.common.api.frontends.flex import flex_attention as flex_attention
     from flashladder.common.api.frontends.mla_layer import LatentCache as LatentCache
     from flashladder.common.api.frontends.mla_layer import absorb as absorb
     from flashladder.common.api.frontends.torch_switch import register_with_torch as register_with_torch

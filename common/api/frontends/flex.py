@@ -1,0 +1,157 @@
+"""torch.nn.attention.flex_attention's names: masks and scores as functions, in a program that changes one import.
+
+    from flashladder import create_block_mask, flex_attention
+
+A function is traced once into the text of an expression (flex_trace.py), and the kernel is compiled for that: for all
+lengths. No list of blocks is made, so that a block mask costs no time and no memory; every block is evaluated.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashladder.common.api import attention, validate
+from flashladder.common.api.frontends.flex_trace import Traced, trace
+from flashladder.common.errors import UnsupportedProblemError
+
+MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+TRACES_KEPT = 64
+
+# By what a function is and reads: what it came to, and all of that, which must live as long.
+_traced: dict[tuple[Any, ...], tuple[Traced, tuple[Any, ...]]] = {}
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """A mask for tensors of these sizes; None: any. `traced` has it as the text of an expression."""
+
+    mask_mod: MaskMod
+    batch: int | None
+    num_heads: int | None
+    seq_lengths: tuple[int, int]
+    traced: Traced
+
+    @property
+    def expression(self) -> str:
+        """As `attention` takes it for `mask`, with `traced.tensors`."""
+        return self.traced.text
+
+
+def create_block_mask(
+    mask_mod: MaskMod,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str = "cuda",
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
+) -> BlockMask:
+    """The mask of a function of (b, h, q_idx, kv_idx), tensors of one whole number: whether that row sees that key.
+
+    Rows count from 0, as in torch, however many keys there are. Tensors that the function reads are read at each call
+    where they lie, on `device`. BLOCK_SIZE and _compile change nothing here, as no blocks are listed.
+    Raises UnsupportedProblemError, by the name of an operation, for what no expression says.
+    """
+    return BlockMask(mask_mod, B, H, (Q_LEN, KV_LEN), trace("mask_mod", mask_mod, torch.device(device), False, "m"))
+
+
+@torch.compiler.disable
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: ScoreMod | None = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(score_mod(scale * Q K^T)) V over the keys that the block mask shows, as torch's function of this name.
+
+    query is (batch, num_heads, seqlen_q, head_dim), key and value (batch, num_heads_k, seqlen_k, ...), bf16 or fp16. A
+    score_mod is a function of (score, b, h, q_idx, kv_idx). A block mask is `create_block_mask`'s, or torch's own, of
+    which the function alone is read. kernel_options are hints for torch's kernel, and change nothing here. With
+    `return_lse` it returns (O, log-sum-exp). There are no gradients yet.
+
+    Raises UnsupportedProblemError for functions that no expression says, a block mask of other sizes, fewer heads of
+    key without enable_gqa, and what `attention` refuses.
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if validate.tensor(name, tensor).dim() != 4:
+            raise UnsupportedProblemError(
+                f"{name} has shape {tuple(tensor.shape)}; it is (batch, heads, seqlen, head_dim)"
+            )
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise UnsupportedProblemError(
+            f"query has {query.shape[1]} heads, key {key.shape[1]}: with enable_gqa=True heads of key are shared"
+        )
+    asked: dict[str, Any] = {"softmax_scale": scale, "return_lse": return_lse}
+    tensors: dict[str, torch.Tensor] = {}
+    if block_mask is not None:
+        mask = _mask_of(block_mask, query, key)
+        asked["mask"], tensors = mask.text, tensors | mask.tensors
+    if score_mod is not None:
+        score = _score_of(score_mod, query.device)
+        asked["score"], tensors = score.text, tensors | score.tensors
+    found = attention(*(x.transpose(1, 2) for x in (query, key, value)), **asked, tensors=tensors or None)
+    if isinstance(found, tuple):
+        o, lse = found
+        return o.transpose(1, 2), lse
+    return found.transpose(1, 2)
+
+
+def _mask_of(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Traced:
+    batch, num_heads, seqlen_q, _ = query.shape
+    if (seq_lengths := tuple(block_mask.seq_lengths)) != (seqlen_q, key.shape[2]):
+        raise UnsupportedProblemError(
+            f"block_mask is of {seq_lengths} rows and keys, query and key have {(seqlen_q, key.shape[2])}"
+        )
+    if not isinstance(block_mask, BlockMask):
+        return _kept("mask_mod", block_mask.mask_mod, query.device, False, "m")
+    for name, wanted, size in (("B", block_mask.batch, batch), ("H", block_mask.num_heads, num_heads)):
+        if wanted not in (None, 1, size):
+            raise UnsupportedProblemError(f"block_mask is of {name}={wanted}, query has {size}")
+    return block_mask.traced
+
+
+def _score_of(score_mod: ScoreMod, device: torch.device) -> Traced:
+    return _kept("score_mod", score_mod, device, True, "t")
+
+
+def _kept(what: str, function: Callable[..., Any], *how: Any) -> Traced:
+    """What a function comes to, from the last time if it reads the same objects and numbers now."""
+    read = tuple(_read_by(function))
+    is_known = all(isinstance(each, _KNOWN) for each in read)
+    key = (*how, *(each if isinstance(each, _NUMBERS) else id(each) for each in read))
+    if is_known and (found := _traced.get(key)):
+        return found[0]
+    made = trace(what, function, *how)
+    if is_known:
+        while len(_traced) >= TRACES_KEPT:
+            _traced.pop(next(iter(_traced)))
+        _traced[key] = made, read
+    return made
+
+
+_NUMBERS = (int, float, str, type(None))
+_KNOWN = (*_NUMBERS, torch.Tensor, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType)
+
+
+def _read_by(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """What a function reads beside its arguments, and what functions among that read."""
+    if not isinstance(function, types.FunctionType) or id(function) in seen:
+        yield function
+        return
+    yield function.__code__
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    for each in (*cells, *named, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield from _read_by(each, seen | {id(function)})
