@@ -39,7 +39,7 @@ def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: tor
     read = tuple(named[name].contiguous() for name in names)
     if not torch.compiler.is_compiling():
         _check(_mods(*texts, declared), read, q, k, Bound.of(options))
-    return Modified(*options.flat(), spelled, read)
+    return Modified(*options.flat(), mods=spelled, read=read)
 
 
 def _text(name: str, value: Any) -> str:

@@ -23,7 +23,7 @@ PARTS = {  # of the book; a page that none names stands below that of the folder
         *(f"versions/{ladder}/{PAGE}" for ladder in ("forward", "backward", "decode", "mla")),
         "docs/learning.md",
     ),
-    "In a model": ("docs/models.md", "docs/decode.md", "docs/limits.md"),
+    "In a model": ("docs/models.md", "docs/decode.md", "docs/masks.md", "docs/limits.md"),
     "The laboratory": (
         *("docs/own-rungs.md", "docs/programs.md", "docs/measuring.md", "docs/tuner.md", "docs/cost-model.md"),
         *("docs/emulator.md", "docs/settings.md"),

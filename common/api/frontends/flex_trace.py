@@ -26,12 +26,8 @@ _BITS = {"and": ("&&", "&"), "or": ("||", "|"), "xor": ("!=", "^")}  # of truth 
 _SAME = {"abs": "abs", "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "sqrt": "sqrt", "tanh": "tanh"}
 _SAME |= {"sin": "sin", "cos": "cos", "floor": "floor", "ceil": "ceil", "minimum": "min", "maximum": "max"}
 _VIEWS = ("select", "slice", "view", "unsqueeze", "squeeze", "expand", "permute", "transpose")
-_FILLED = {"scalar_tensor": (0,), "full": (1,), "full_like": (1,), "new_full": (2,)}  # by what, or which argument says
-_FILLED |= {
-    f"{of}{value}{like}": int(value == "ones")
-    for of, like in (("", ""), ("new_", ""), ("", "_like"))
-    for value in ("ones", "zeros")
-}
+_FILLED = {"scalar_tensor": 0, "full": 1, "full_like": 1, "new_full": 2}  # by which argument says
+_ONES, _ZEROS = ("ones", "new_ones", "ones_like"), ("zeros", "new_zeros", "zeros_like")
 _COPIES = ("clone", "lift_fresh", "lift_fresh_copy", "alias", "detach")
 
 
@@ -134,8 +130,8 @@ class _Writer:
             raise self._refuse(node, f"it gives {node.meta['val'].numel()} values, where an expression has one")
         if name in (*_COPIES, *_VIEWS):
             return self._text(first)
-        if name in _FILLED:
-            value = _FILLED[name] if isinstance(_FILLED[name], int) else node.args[_FILLED[name][0]]
+        if name in (*_FILLED, *_ONES, *_ZEROS):
+            value = node.args[_FILLED[name]] if name in _FILLED else int(name in _ONES)
             return _number(bool(value) if self._is(node, "truth") else value)
         write = getattr(self, f"write_{name.strip('_')}", None)
         if name in _COMPARED:
@@ -209,13 +205,14 @@ class _Writer:
     # -- operations, by torch's names
 
     def _indexed(self, node: Node) -> _Element:
+        base: Any
+        indices: Any
         base, indices = node.args
-        known = self._known[base]  # type: ignore[index]
-        if isinstance(known, str) or not all(
-            isinstance(each, Node) and each.meta["val"].dim() == 0 for each in indices
-        ):  # type: ignore[union-attr]
+        known = self._known[base]
+        are_numbers = all(isinstance(each, Node) and each.meta["val"].dim() == 0 for each in indices)
+        if isinstance(known, str) or not are_numbers:
             raise self._refuse(node, "what is indexed is no tensor from outside, or an index is no number")
-        return _Element(known.tensor, (*known.indices, *map(self._text, indices)))  # type: ignore[arg-type]
+        return _Element(known.tensor, (*known.indices, *map(self._text, indices)))
 
     def _compared(self, sign: str, left: Any, right: Any) -> str:
         both_true = self._is(left, "truth") and self._is(right, "truth") and sign in ("==", "!=")

@@ -31,7 +31,13 @@ BOUNDS: dict[str, dict[str, Any]] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {"dropout": {"dropout_p": 0.1}, "packed": {"seqlens_q": (1024, 2048)}}
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # and each one's fields of a problem, by the operation
-    FIRST: {**BOUNDS, **OTHERS, "sinks": {"sinks": True}, "log-sum-exp": {"lse": True}},
+    FIRST: {
+        **BOUNDS,
+        **OTHERS,
+        "sinks": {"sinks": True},
+        "log-sum-exp": {"lse": True},
+        "any mask": {"mods": "mask=k<=q"},
+    },
     "backward": {
         **{f"gradient, {name}": fields for name, fields in (BOUNDS | OTHERS).items()},
         "gradient, deterministic": {"options": {"deterministic": True}},
