@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -38,8 +39,9 @@ def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: tor
     spelled, names = _spelled(*texts, declared)
     read = tuple(named[name].contiguous() for name in names)
     if not torch.compiler.is_compiling():
-        _check(_mods(*texts, declared), read, q, k, Bound.of(options))
-    return Modified(*options.flat(), mods=spelled, read=read)
+        _check(_mods(*texts, declared), read, options, q, k)
+    values: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return Modified(**values, mods=spelled, read=read)
 
 
 def _text(name: str, value: Any) -> str:
@@ -64,9 +66,10 @@ def _mods(mask: str, score: str, declared: tuple[tuple[str, str, int], ...]) -> 
 
 
 class Sizes(NamedTuple):
-    """Of a call."""
+    """Of sequences that are all alike: these, by their numbers."""
 
-    batch: int
+    first: int
+    last: int
     num_heads: int
     seqlen_q: int
     seqlen_k: int
@@ -84,13 +87,26 @@ class Bound(NamedTuple):
         return cls(options.window_left, 0 if options.causal else options.window_right)
 
 
-def _check(mods: Mods, read: tuple[torch.Tensor, ...], q: torch.Tensor, k: torch.Tensor, bound: Bound) -> None:
+def _check(mods: Mods, read: tuple[torch.Tensor, ...], options: Options, q: torch.Tensor, k: torch.Tensor) -> None:
     """ExpressionError for an index that leaves its tensor."""
-    sizes = Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    if all(sizes):
-        _check_sizes(mods, tuple(tuple(x.shape) for x in read), sizes, bound)
-        if read and all(map(validate.can_look_at, read)):
+    bound, shapes = Bound.of(options), tuple(tuple(x.shape) for x in read)
+    for sizes in _sequences(options, q, k) if read else ():
+        _check_sizes(mods, shapes, sizes, bound)
+        if all(map(validate.can_look_at, read)):
             _check_each(mods, read, sizes, bound)
+
+
+def _sequences(options: Options, q: torch.Tensor, k: torch.Tensor) -> Iterator[Sizes]:
+    """Those that have rows and keys; of packed ones as far as the host knows of them."""
+    starts = options.cu_seqlens_q, options.cu_seqlens_k
+    heads = q.shape[2]
+    if starts[0] is None or starts[1] is None:
+        lengths = [(0, q.shape[0] - 1, q.shape[1], k.shape[1])] if q.numel() and k.numel() else []
+    else:
+        options.validate_sequences(q, k)
+        both = zip(*(x.diff().tolist() for x in starts if x is not None and not x.is_cuda), strict=True)
+        lengths = [(number, number, *each) for number, each in enumerate(both) if all(each)]
+    yield from (Sizes(first, last, heads, *each) for first, last, *each in lengths)
 
 
 @lru_cache(PROBLEMS_KEPT)
@@ -99,7 +115,7 @@ def _check_sizes(mods: Mods, shapes: tuple[tuple[int, ...], ...], sizes: Sizes, 
     first = own if bound.right is None else max(own, -bound.right)  # the first row that sees a key
     if first > last:
         return
-    ranges = {"b": Range(0, sizes.batch - 1), "h": Range(0, sizes.num_heads - 1), "q": Range(first, last)}
+    ranges = {"b": Range(sizes.first, sizes.last), "h": Range(0, sizes.num_heads - 1), "q": Range(first, last)}
     ranges["k"] = Range(0 if bound.left is None else max(0, first - bound.left), last)
     ranges |= {name: Range(size, size) for name, size in sizes._asdict().items() if name in SIZES}
     extents = {tensor.name: shape for tensor, shape in zip(mods.tensors, shapes, strict=True)}
@@ -118,7 +134,7 @@ def _check_each(mods: Mods, read: tuple[torch.Tensor, ...], sizes: Sizes, bound:
             seen &= key >= own - bound.left
         if bound.right is not None:
             seen &= key <= own + bound.right
-        for sequence in range(sizes.batch):
+        for sequence in range(sizes.first, sizes.last + 1):
             scores = torch.zeros(sizes.num_heads, own.shape[0], sizes.seqlen_k)
             modified.modified(mods, named, scores, sequence, rows.start, lengths, seen)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from flashladder.common.api import attention, differentiable, sequences, validate
+from flashladder.common.api import attention, differentiable, expressions, sequences, validate
 from flashladder.common.api.documents import Padding
 from flashladder.common.api.options import options_of
 from flashladder.common.api.validate import BATCH, OPEN, PACKED, Window
@@ -30,6 +31,9 @@ def packed_attention(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    mask: str | None = None,
+    score: str | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     version: str = FASTEST,
@@ -42,7 +46,8 @@ def packed_attention(
     max_seqlen_q and max_seqlen_k. Returns O, (total_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-
     exps, (num_heads, total_q), fp32. Rows of q behind the last sequence, and those that see no key, have O = 0 and a
     log-sum-exp of -inf, or, with sinks, the sink. Gradients of rows behind the last sequence count nowhere. The options
-    are those of `attention`, `deterministic` among them; alibi_slopes are (num_heads,) or (sequences, num_heads).
+    are those of `attention`, `deterministic` among them; alibi_slopes are (num_heads,) or (sequences, num_heads). In
+    expressions b is the number of a sequence, whose own positions and lengths are q, k, seqlen_q and seqlen_k.
 
     The first call with a cu_seqlens reads it, to refuse what is wrong: that waits for the GPU.
 
@@ -75,6 +80,8 @@ def packed_attention(
         deterministic=deterministic,
         version=version,
     )
+    if mask is not None or score is not None or tensors is not None:
+        options = expressions.added(options, mask, score, tensors, q[None], k[None])
     o, lse = differentiable.attend(q[None], k[None], v[None], options, return_lse)
     return (o[0], lse) if return_lse else o[0]
 

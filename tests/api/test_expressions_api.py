@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flashladder.common.api import attention
+from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import ExpressionError, UnsupportedProblemError
 from flashladder.common.runtime import ready
 
@@ -149,6 +150,29 @@ def test_gradients_are_refused_by_name():
 def test_masks_and_scores_of_any_width(sizes, options, mask, score):
     q, k, v = qkv(**sizes)
     assert close(attention(q, k, v, **options), textbook(q, k, v, mask, score))
+
+
+@pytest.mark.slow
+def test_packed_sequences_have_positions_of_their_own():
+    lengths = [(5, 9), (0, 4), (40, 40), (7, 0)]
+    q, k, v = (x[0] for x in qkv(seqlen_q=52, seqlen_k=53))
+    starts = [torch.tensor([0, *each]).cumsum(0).int() for each in zip(*lengths, strict=True)]
+    image = torch.arange(160).view(4, 40) // 7 % 2
+    asked = {"mask": "k <= q || image[b, k] == b % 2", "score": "s - (seqlen_k - k) / 8.0", "tensors": {"image": image}}
+    o = packed_attention(q, k, v, *starts, 40, 40, **asked)
+    for number, ((row, rows), (key, keys)) in enumerate(
+        zip(*(x.unfold(0, 2, 1).tolist() for x in starts), strict=True)
+    ):
+        expected = textbook(
+            q[None, row:rows],
+            k[None, key:keys],
+            v[None, key:keys],
+            lambda b, h, q, k, number=number: (k <= q) | (image[number, k] == number % 2),
+            lambda s, b, h, q, k: s - (s.shape[-1] - k) / 8,
+        )
+        assert close(o[None, row:rows], expected)
+    with pytest.raises(ExpressionError, match="image has 30 elements along its second dimension, and at b=2"):
+        packed_attention(q, k, v, *starts, 40, 40, **asked | {"tensors": {"image": image[:, :30]}})
 
 
 @pytest.mark.slow
