@@ -5,7 +5,7 @@ import random
 import torch
 
 from flashladder.common.errors import ExpressionError
-from flashladder.common.expression import typed
+from flashladder.common.expression import Mods, typed
 from flashladder.common.expression.tree import (
     DTYPES,
     POSITIONS,
@@ -18,6 +18,7 @@ from flashladder.common.expression.tree import (
     Span,
     Type,
 )
+from flashladder.common.problem.modified import modified
 
 EXTENT = 8  # of every dimension of a tensor
 TENSORS = (
@@ -43,6 +44,15 @@ def random_tree(chance: random.Random, kind: Type, depth: int) -> Node:
     below = depth - 1
     make = chance.choice(_KINDS[kind])
     return make(chance, kind, below)
+
+
+def random_mask(chance: random.Random, depth: int) -> Mods:
+    """One that hides some keys of some rows: most random trees are constant."""
+    while True:
+        mods = Mods.parse(Mods(mask=random_tree(chance, Type.BOOL, depth)).spelled)
+        scores = modified(mods, random_tensors(seed=1), torch.zeros(2, 9, 16), 1, 0, (9, 16))
+        if 0.1 < scores.isinf().float().mean() < 0.9:
+            return mods
 
 
 def _leaf(chance: random.Random, kind: Type) -> Node:

@@ -4,6 +4,7 @@ Most of one feature share a configuration, which is compiled once: head_dim 64, 
 """
 
 import math
+import random
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP, HEAD_DIMS
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime.execute import on_emulator
+from flashladder.tests.support.random_expressions import EXTENT, random_mask
 from flashladder.tests.support.rung_packed import (
     equal_lengths_are_a_batch,
     lengths_about_each_boundary,
@@ -384,6 +386,15 @@ def scores_that_an_expression_lets_climb(rung):
     emulated(rung, masked(seqlen_q=64, seqlen_k=640, causal=False, mods="score=s+(640-k)*50"))
 
 
+def masks_of_random_expressions(rung):
+    """What the host's compiler and torch agree on (tests/expression), by the device's compiler and the emulator."""
+    chance = random.Random(53)
+    for _ in range(5):
+        mods = random_mask(chance, depth=5)
+        extents = [(EXTENT,) * tensor.rank for tensor in mods.tensors]
+        emulated(rung, masked(batch=2, num_heads=2, seqlen_q=40, seqlen_k=70, mods=mods.spelled, extents=extents))
+
+
 def an_index_beyond_its_tensor(rung):
     """The memory of a tensor ends where it does; what a mask hides is not read."""
     problem = masked(seqlen_q=64, seqlen_k=70, causal=False, mods="t:int32[];mask=t[k]==0", extents=((60,),))
@@ -434,6 +445,7 @@ OF_FEATURES = {  # by its name in `supports`
         scores_by_expressions,
         expressions_in_packed_sequences,
         scores_that_an_expression_lets_climb,
+        masks_of_random_expressions,
         an_index_beyond_its_tensor,
     ),
     "sinks": (sinks_of_any_size, sinks_with_all_else),
