@@ -9,9 +9,11 @@ import random
 import pytest
 import torch
 
+from flashladder.common.compiler import build_one
 from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP, HEAD_DIMS
 from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.support.random_expressions import EXTENT, random_mask
 from flashladder.tests.support.rung_packed import (
@@ -395,6 +397,14 @@ def masks_of_random_expressions(rung):
         emulated(rung, masked(batch=2, num_heads=2, seqlen_q=40, seqlen_k=70, mods=mods.spelled, extents=extents))
 
 
+def an_expression_has_registers(rung):
+    """As it is configured by itself nothing spills."""
+    arch = target.resolve("emulator", None).arch
+    mods = "image:int32[];slope:fp32[];mask=k<=q||image[q]==image[k];score=s+slope[h]*(k-q)"
+    for head_dim in rung.supports.head_dim:
+        assert build_one(rung, rung.config(head_dim=head_dim, mods=mods), arch).local_bytes == 0, head_dim
+
+
 def an_index_beyond_its_tensor(rung):
     """The memory of a tensor ends where it does; what a mask hides is not read."""
     problem = masked(seqlen_q=64, seqlen_k=70, causal=False, mods="t:int32[];mask=t[k]==0", extents=((60,),))
@@ -446,6 +456,7 @@ OF_FEATURES = {  # by its name in `supports`
         expressions_in_packed_sequences,
         scores_that_an_expression_lets_climb,
         masks_of_random_expressions,
+        an_expression_has_registers,
         an_index_beyond_its_tensor,
     ),
     "sinks": (sinks_of_any_size, sinks_with_all_else),
