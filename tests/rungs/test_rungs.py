@@ -16,6 +16,7 @@ from flashladder.tests.support.rung_features import cases
 from flashladder.tests.support.rung_table import (
     GENERAL,
     LAUNCHED,
+    OF_MODS,
     RUNGS,
     built,
     default_kind,
@@ -50,6 +51,11 @@ def test_default_has_no_spills(rung):
 
 @cases(LAUNCHED, quick=(catalog.find("48"),))
 def test_what_attention_launches(check, rung):
+    check(rung)
+
+
+@cases(OF_MODS, quick=(), only="mods")
+def test_expressions(check, rung):
     check(rung)
 
 

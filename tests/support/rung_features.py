@@ -464,18 +464,20 @@ OF_FEATURES = {  # by its name in `supports`
 }
 
 
-def cases(rungs, once=False, quick=None):
+def cases(rungs, once=False, quick=None, only=None):
     """(check, rung) as a test's parameters: of each rung, what it says that it takes.
 
     `once`: of a feature only the first rung that takes it, and of all only what its loop decides. Tile after tile on
     one SM and random scales each has in test_configurations.py; outputs without lse, those that are launched.
-    `quick`: the rungs whose checks of every rung are not slow; all others are. Else none is marked.
+    `quick`: the rungs whose checks of every rung are not slow; all others are. Else none is marked. `only`: of one
+    feature.
     """
     found, taken = [], set()
     for rung in rungs:
         features = [name for name in OF_FEATURES if getattr(rung.supports, name) and name not in taken]
         taken.update(features if once else ())
         checks = [*(OF_EACH if once else OF_ALL), *(check for name in features for check in OF_FEATURES[name])]
+        checks = OF_FEATURES[only] if only else checks
         for check in checks:
             marks = () if quick is None or (rung in quick and check in OF_ALL) else pytest.mark.slow
             found.append(pytest.param(check, rung, id=f"{id_of(rung)}-{check.__name__}", marks=marks))

@@ -27,12 +27,16 @@ RUNGS = [
     for rung in catalog.versions(ladder=ladder)
     if rung.operation == FIRST and not rung.home
 ]
-GENERAL = [rung for rung in RUNGS if rung.takes(Problem(seqlen_q=3, seqlen_k=2, head_dim=64, causal=True))]
+OF_MODS = [rung for rung in RUNGS if rung.supports.mods]  # without an expression each has its parent's machine code
+_WITHOUT_MODS = [rung for rung in RUNGS if rung not in OF_MODS]
+GENERAL = [rung for rung in _WITHOUT_MODS if rung.takes(Problem(seqlen_q=3, seqlen_k=2, head_dim=64, causal=True))]
 LAUNCHED = [
     rung for rung in GENERAL if rung in (catalog.find(launch.rung) for launch in catalog.ladder_of(FIRST).launches)
 ]  # by `attention`
 OTHERS = [rung for rung in GENERAL if rung not in LAUNCHED]
-WIDE = [rung for rung in RUNGS if rung not in GENERAL and rung.takes(Problem(seqlen_q=3, head_dim=512))]  # launched too
+WIDE = [
+    rung for rung in _WITHOUT_MODS if rung not in GENERAL and rung.takes(Problem(seqlen_q=3, head_dim=512))
+]  # launched too
 ANY_LENGTH = [*GENERAL, *WIDE]  # and any option
 # Fields of a configuration that a problem decides.
 DECIDED = (
@@ -70,7 +74,7 @@ def built(rung, problem, make=translate, **values):
     """What the emulator runs, for what it stands for; without `values` as `attention` configures it there. So do most
     tests, and the cache has it once. With `build_one` ptxas has its say too: on spills, and on wgmma one by one."""
     card = target.resolve("emulator", None).card
-    chosen, config = catalog.choice(problem, card) if rung in LAUNCHED and not values else (None, None)
+    chosen, config = catalog.choice(problem, card) if rung in (*LAUNCHED, *OF_MODS) and not values else (None, None)
     if chosen != rung:
         config = rung.config_for(problem, **values)
         rung.check(problem, config)

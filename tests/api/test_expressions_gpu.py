@@ -1,0 +1,40 @@
+"""Expressions on a GPU: what the emulator computes, at lengths that it takes too long for, and in a CUDA graph."""
+
+import pytest
+import torch
+
+from flashladder.common.api import attention
+from flashladder.common.runtime import ready
+
+pytestmark = pytest.mark.gpu
+
+
+def exact(q, k, v, seen, score):
+    """By torch in fp64, of one head of K for each of Q."""
+    s = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) * q.shape[-1] ** -0.5
+    weights = score(s).masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v.double())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_images_at_any_length_with_one_kernel_and_in_a_graph(head_dim, monkeypatch):
+    slope = torch.tensor([0.5, 0.125], device="cuda")
+    text = {"mask": "k <= q || image[q] == image[k]", "score": "s + slope[h] * (k - q)"}
+    for number, (rows, keys) in enumerate(((2048, 2048), (1000, 3001), (1, 777))):
+        q = torch.randn(2, rows, 2, head_dim, device="cuda").bfloat16()
+        k, v = torch.randn(2, 2, keys, 2, head_dim, device="cuda").bfloat16()
+        image = torch.arange(keys, device="cuda") // 100 % 3
+        row, key = torch.arange(keys - rows, keys, device="cuda")[:, None], torch.arange(keys, device="cuda")
+        seen = (key <= row) | (image[row] == image[key])
+        expected = exact(q, k, v, seen, lambda s, of=key - row: s + slope.double()[:, None, None] * of)
+        read = {"image": image, "slope": slope}
+        o = attention(q, k, v, **text, tensors=read)
+        assert torch.allclose(o.double(), expected, rtol=0, atol=0.02)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = attention(q, k, v, **text, tensors=read)
+        graph.replay()
+        assert torch.equal(captured, o)
+        if number == 0:
+            monkeypatch.setattr(ready, "build_one", None)
+            monkeypatch.setattr(ready, "cached", None)
