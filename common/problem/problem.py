@@ -19,7 +19,6 @@ import torch
 
 from flashladder.common import plugins
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
-from flashladder.common.expression import Mods
 from flashladder.common.own import FIRST, OPERATION_FILE
 from flashladder.common.paths import OPERATIONS
 from flashladder.common.problem.buffers import LAYOUTS, OUTPUT, UPDATED, Tensor
@@ -178,19 +177,8 @@ class Problem:
                 f"softcap={self.softcap}: must be a positive number up to {MAX_SOFTCAP:g}, or 0 for none"
             )
 
-        if self.mods or self.extents:
-            self._check_mods()
         if not 0 <= self.dropout_p < 1:
             raise UnsupportedProblemError(f"dropout_p={self.dropout_p}: must be at least 0 and less than 1")
-
-    def _check_mods(self) -> None:
-        """Of expressions, which are spelled in one way, and of what they read."""
-        found = Mods.parse(self.mods)
-        self._set(mods=found.spelled)
-        ranks = [tensor.rank for tensor in found.tensors]
-        if ranks != [len(shape) for shape in self.extents] or any(size < 1 for shape in self.extents for size in shape):
-            named = listing(tensor.name for tensor in found.tensors) or "nothing"
-            raise UnsupportedProblemError(f"extents={self.extents}: mods={self.mods} reads {named}, each with a shape")
 
     def _require_known(self, name: str, known: Collection[str]) -> None:
         if getattr(self, name) not in known:

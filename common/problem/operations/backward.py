@@ -45,7 +45,8 @@ class Backward(Forward):
     dropout has rng_state."""
 
     name = "backward"
-    features = tuple(name for name in Packed.features if name != "sinks")  # LSE has them
+    # Sinks are in LSE; of expressions no rung has gradients.
+    features = tuple(name for name in Packed.features if name not in ("sinks", "mods", "extents"))
     options = (
         Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),
         Option("wants_dq", bool, "dQ is asked for", default=True),

@@ -18,6 +18,7 @@ from flashladder.common.expression import Mods
 from flashladder.common.expression.evaluate import TORCH_DTYPES
 from flashladder.common.problem import buffers, dropout, modified
 from flashladder.common.problem.buffers import OUTPUT, Tensor, View, contiguous, laid_out
+from flashladder.common.problem.config import listing
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.problem import DTYPES, FEATURES, LSE, Operation, Problem
 
@@ -39,8 +40,18 @@ class Forward(Operation):
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
     signed_together: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k"), ("v", "o"))  # scores stay as they are
 
+    def implied(self, problem: Problem) -> dict[str, Any]:
+        """Expressions are spelled in one way, by which kernels are known."""
+        return {"mods": Mods.parse(problem.mods).spelled} if problem.mods else {}
+
     def check(self, problem: Problem) -> None:
-        """What is packed row by row has as many rows of each tensor, and all as wide."""
+        """What is packed row by row has as many rows of each tensor, and all as wide; what is read has a shape."""
+        read, shapes = Mods.parse(problem.mods).tensors, problem.extents
+        if [tensor.rank for tensor in read] != [*map(len, shapes)] or any(
+            size < 1 for shape in shapes for size in shape
+        ):
+            named = listing(tensor.name for tensor in read) or "nothing"
+            raise UnsupportedProblemError(f"extents={shapes}: mods={problem.mods} reads {named}, each with a shape")
         rows = ("total_q", "total_k") if problem.packed else ("seqlen_q", "seqlen_k")
         for names in (rows, ("head_dim", "head_dim_v")):
             first, second = (getattr(problem, name) for name in names)

@@ -47,7 +47,7 @@ class Packed(Forward):
                 rows = found[name] = found["total_q"]
             if rows < 1:
                 raise UnsupportedProblemError(f"{name}={rows}: must be at least 1")
-        return found
+        return super().implied(problem) | found
 
     def flops(self, problem: Problem) -> float:
         """The sum over its sequences."""

@@ -1,0 +1,76 @@
+"""Mods: a mask and a score with what they read, as a configuration and a problem have them."""
+
+import pytest
+
+from flashladder.common.catalog import kind_of
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
+from flashladder.common.expression import Declared, Mods
+from flashladder.common.problem.config import KernelConfig
+from flashladder.common.problem.problem import Problem
+
+NAMED = (Declared("slope", "fp32", 1), Declared("image", "int64", 2), Declared("w", "bf16", 0))
+MODS = Mods.of("k <= q || image[b, q] == image[b, k]", "s * w + slope[h]", NAMED)
+SPELLED = "image:int64[][];slope:fp32[];w:bf16;mask=k<=q||image[b][q]==image[b][k];score=s*w+slope[h]"
+
+
+def test_they_are_spelled_in_one_way_and_read_back():
+    assert MODS.spelled == SPELLED
+    assert Mods.parse(SPELLED) == MODS
+    assert Mods.parse("").spelled == Mods().spelled == ""
+    assert KernelConfig.parse(f"head_dim=64,mods={SPELLED},block_m=64").mods == SPELLED
+
+
+def test_the_header_declares_tensors_and_their_sizes():
+    header = KernelConfig.of(mods=SPELLED).header()
+    assert "constexpr bool has_mask = true;" in header
+    assert "    const long long *of_image;\n" in header
+    assert "    const __nv_bfloat16 *of_w;\n" in header
+    assert "FLASHLADDER_FURTHER_FIELDS(Params, of_image, of_slope, of_w, of_image_1)" in header
+    assert list(MODS.extents()) == [("of_image_1", 0, 1)]
+    assert "has_score = false" in KernelConfig.of(mods="mask=k<=q").header()
+    assert "using Reading = Params;" in KernelConfig.of(mods="").header()
+
+
+def test_a_kind_has_the_text_and_no_size():
+    extents = ((2, 100), (4,), ())
+    problem = Problem(num_heads=4, seqlen_q=100, mods=SPELLED.replace("<=", " <= "), extents=extents)
+    other = Problem(num_heads=4, seqlen_q=300, mods=SPELLED, extents=((7, 300), (4,), ()))
+    assert kind_of(problem) == kind_of(other)
+    assert kind_of(problem).mods == SPELLED
+    assert kind_of(problem).any_size == "dtype=bf16,head_dim=128,causal=false,mods=true"
+    assert problem.inputs == ("q", "k", "v", "of_image", "of_slope", "of_w")
+    assert [problem.tensors[name].shape for name in problem.inputs[3:]] == [(200,), (4,), (1,)]
+    assert problem.asked.argument(problem, "of_image_1") == 100
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"mods": "mask=k"}, "a mask is a truth value"),
+        ({"mods": "k<=q"}, "is no mask=, no score=, and no tensor"),
+        ({"mods": "t:int32[];mask=k<=q", "extents": ((3,),)}, "no expression reads t"),
+        ({"mods": "t:int4[];mask=t[k]==0", "extents": ((3,),)}, "t is int4; expressions read bool, uint8"),
+        ({"mods": "t:int32[];mask=t[k]==0"}, "reads t, each with a shape"),
+        ({"mods": "t:int32[];mask=t[k]==0", "extents": ((3, 4),)}, "reads t, each with a shape"),
+        ({"mods": "t:int32[];mask=t[k]==0", "extents": ((0,),)}, "reads t, each with a shape"),
+        ({"extents": ((3,),)}, "reads nothing"),
+        ({"mods": "mask=k<=q", "operation": "backward"}, "the operation backward knows no mods"),
+        ({"mods": "mask=k<=q", "operation": "decode"}, "the operation decode knows no mods"),
+    ],
+)
+def test_what_is_no_problem_is_refused(fields, said):
+    with pytest.raises(UnsupportedProblemError) as refused:
+        Problem(**fields)
+    assert said in str(refused.value)
+
+
+def test_more_tensors_than_kernels_take():
+    named = [Declared(f"t{n}", "int32", 0) for n in range(9)]
+    with pytest.raises(UnsupportedProblemError, match="read 9 tensors; kernels take 8"):
+        Mods.of("+".join(tensor.name for tensor in named) + " > 0", "", named)
+
+
+def test_commas_within_brackets_part_no_values():
+    assert KernelConfig.parse("mods=score=min(s,max(k,q)),block_m=16").block_m == 16
+    with pytest.raises(ConfigError, match="is not field=value"):
+        KernelConfig.parse("block_m=16,min(s)")
