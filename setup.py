@@ -20,7 +20,8 @@ from setuptools.command.build_py import build_py
 ARCHS = os.environ.get("FLASHLADDER_ARCHS", "").strip()
 
 SLIM = os.environ.get("FLASHLADDER_SLIM", "").strip() not in ("", "0")
-CALLS = ("api", "catalog", "compiler", "emulator", "problem", "runtime")  # the rooms of common/ that a call is made in
+# The rooms of common/ that a call is made in
+CALLS = ("api", "catalog", "compiler", "emulator", "expression", "problem", "runtime")
 
 PACKAGES = ["common", *(f"common.{room}*" for room in CALLS)] if SLIM else ["tools.commands*", "common*", "tuner*"]
 SUBPACKAGES = find_namespace_packages(include=PACKAGES, exclude=["common.cuda*"])
