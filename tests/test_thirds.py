@@ -11,6 +11,7 @@ from flashladder.tests.support import thirds
 def item(rung, *marks):
     return types.SimpleNamespace(
         name=f"test_it[{rung.number}]",
+        path=__file__,
         callspec=types.SimpleNamespace(params={"rung": rung, "seqlen": 3}),
         get_closest_marker=lambda name: name in marks,
     )
@@ -48,9 +49,9 @@ def test_a_rung_may_be_named():
     """By its number, or with its ladder; a number that is something else is no rung."""
     asked = item(catalog.find("49"))
     for given, rungs in [
-        ({"number": "24", "seqlen": 33}, [catalog.find("24")]),
-        ({"name": "decode/08", "rung": catalog.find("49")}, [catalog.find("49"), catalog.find("decode/08")]),
-        ({"name": "plain", "seqlen": "64"}, []),
+        ({"rung": "24", "seqlen": 33}, [catalog.find("24")]),
+        ({"rung": "decode/08", "other": catalog.find("49")}, [catalog.find("49"), catalog.find("decode/08")]),
+        ({"rung": "plain", "number": "64", "seqlen": 24}, []),
     ]:
         asked.callspec.params = given
         assert thirds.rungs_of(asked) == rungs

@@ -13,7 +13,7 @@ ASKED, AS_IN = ("backward/13", "backward/16"), ("backward/14", "backward/15")
 COMMIT = "wgmma.commit_group.sync.aligned"
 
 
-def rung(name, tiles=2, **options):
+def kernel(name, tiles=2, **options):
     """Its main kernel, and a problem whose loop goes round: twice so many tiles of Q, of which the last one is cut.
 
     Two tiles of keys: of what is added to dQ, two numbers and zero, the order does not matter.
@@ -24,25 +24,25 @@ def rung(name, tiles=2, **options):
 
 def in_order():
     """Rung 20, whose additions have an order."""
-    return rung("backward/20", tiles=3, deterministic=True)
+    return kernel("backward/20", tiles=3, deterministic=True)
 
 
-@pytest.mark.parametrize("name", AS_IN)
-def test_what_is_not_asked_has_no_synchronisation_of_its_own(name):
-    asked = rung(ASKED[0]).counted() | rung(ASKED[1]).counted()
-    assert rung(name).counted() <= asked
+@pytest.mark.parametrize("rung", AS_IN)
+def test_what_is_not_asked_has_no_synchronisation_of_its_own(rung):
+    asked = kernel(ASKED[0]).counted() | kernel(ASKED[1]).counted()
+    assert kernel(rung).counted() <= asked
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_the_loss_of_any_synchronisation_is_reported(name):
-    rung(name).is_exact(name, in_order().reported("backward/20"))
+@pytest.mark.parametrize("rung", ASKED)
+def test_the_loss_of_any_synchronisation_is_reported(rung):
+    kernel(rung).is_exact(rung, in_order().reported("backward/20"))
 
 
 def test_the_loss_of_any_part_of_an_order_of_additions_is_reported():
     """What rung 19 has beside rung 18: a place for dQ that is given and taken, how a warp is told that its turn to add
     has come, and warps that each wait for the kernel before."""
-    in_order = rung("backward/19", deterministic=True)
-    more = in_order.counted() - rung("backward/18").counted()
+    in_order = kernel("backward/19", deterministic=True)
+    more = in_order.counted() - kernel("backward/18").counted()
     asked = {name: each for name, each in in_order.mutations() if (*name[:2], name[3]) in more}
     assert {name[0].split(".")[0] for name in asked} == {"ld", "red", "cp", "mbarrier", "griddepcontrol"}
     _, outputs = in_order.run(in_order.program)
@@ -56,7 +56,7 @@ def test_the_loss_of_any_synchronisation_of_a_ring_of_three_is_reported():
 
 def test_without_dq_all_is_needed_but_what_tells_groups_apart_that_are_waited_for_together():
     """Of one group may be S and dP of the first step, and dV and dK. No wait for dQ comes behind the others here."""
-    without = rung("backward/20", wants_dq=False)
+    without = kernel("backward/20", wants_dq=False)
     asked = {name: each for name, each in without.mutations() if name[0].startswith(("wgmma.wait", COMMIT, "bar.warp"))}
     _, outputs = without.run(without.program)
     together = [(COMMIT, "wgmma_commit();", number, "removed") for number in (1, 3)]
@@ -65,7 +65,7 @@ def test_without_dq_all_is_needed_but_what_tells_groups_apart_that_are_waited_fo
 
 def test_whoever_adds_waits_for_the_tile_of_keys_that_stores():
     """Of rung 20 without an order."""
-    at_once = rung("backward/20")
+    at_once = kernel("backward/20")
     accesses = "ld.acquire.gpu.global.u32", "red.release.gpu.global.add.u32", "cp.async.bulk", "griddepcontrol"
     asked = {name: each for name, each in at_once.mutations() if name[0].startswith(accesses)}
     assert ("ld.acquire.gpu.global.u32", "while (load_acquire(added) == 0) {}", 1, "relaxed") in asked

@@ -38,14 +38,14 @@ def main(name):
     return kernel(name, "attention_decode", 590, 100) if "decode" in name else kernel(name, "attention_mla", 300)
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_the_loss_of_any_synchronisation_is_reported(name):
-    main(name).is_exact(name)
+@pytest.mark.parametrize("rung", ASKED)
+def test_the_loss_of_any_synchronisation_is_reported(rung):
+    main(rung).is_exact(rung)
 
 
-@pytest.mark.parametrize("name", DEPENDENT)
-def test_parts_that_are_read_before_the_other_kernel_has_ended_are_reported(name):
-    kernel(name, "combine", 590, 100).is_exact(f"{name}, combine")
+@pytest.mark.parametrize("rung", DEPENDENT)
+def test_parts_that_are_read_before_the_other_kernel_has_ended_are_reported(rung):
+    kernel(rung, "combine", 590, 100).is_exact(f"{rung}, combine")
 
 
 def test_forks_answer_as_runs_do():

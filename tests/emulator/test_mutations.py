@@ -234,7 +234,7 @@ class Rung:
         asked = {
             name: each
             for name, each in found.items()
-            if not is_hint(name) and name not in answered and is_in_turn(str(name), digest)
+            if not is_hint(name) and name not in answered and (name in redundant or is_in_turn(str(name), digest))
         }
         few, of_few = self.smaller(), None
         if few:

@@ -29,20 +29,20 @@ def growing(problem, growth):
 
 
 @GROWTHS
-@pytest.mark.parametrize("number", ["18", "19", "20", "21", "22"])
-def test_blocks_of_a_jump_are_computed_twice(number, dtype, growth, lost):
+@pytest.mark.parametrize("rung", ["18", "19", "20", "21", "22"])
+def test_blocks_of_a_jump_are_computed_twice(rung, dtype, growth, lost):
     """A jump in one block is told of in the next, then all begins anew with the first of both: three times at most."""
     problem = Problem(seqlen_q=128, seqlen_k=512, dtype=dtype)
-    _, report = emulated(catalog.find(number), problem, growing(problem, growth))
+    _, report = emulated(catalog.find(rung), problem, growing(problem, growth))
     once = (4 * problem.head_dim + 2 * 8) * 128 * 512  # with the sum of P, eight columns alike
     assert report.mma_flops == once * (8 + 3 * 2 * lost) / 8
 
 
 @GROWTHS
-@pytest.mark.parametrize(("number", "causal"), [("23", False), ("24", False), ("24", True)])
-def test_the_same_of_general_rungs(number, dtype, growth, lost, causal):
+@pytest.mark.parametrize(("rung", "causal"), [("23", False), ("24", False), ("24", True)])
+def test_the_same_of_general_rungs(rung, dtype, growth, lost, causal):
     problem = Problem(seqlen_q=128, seqlen_k=512, dtype=dtype, causal=causal)
-    _, report = emulated(catalog.find(number), problem, growing(problem, growth), block_m=128, block_n=64)
+    _, report = emulated(catalog.find(rung), problem, growing(problem, growth), block_m=128, block_n=64)
     skipped = 32 * (32 + 64 + 96) if causal else 0  # a warp leaves out the parts of 32 keys of which it sees nothing
     again = 3 * 2 * 64 * 128 if lost else 0
     assert report.mma_flops == (4 * problem.head_dim + 2 * 8) * (128 * 512 - skipped + again)
@@ -54,8 +54,8 @@ def test_what_has_left_the_range_is_found_where_its_weights_are_dropped():
     emulated(WOVEN, problem, growing(problem, 400), block_m=128, block_n=64)
 
 
-@pytest.mark.parametrize("number", ["18", "21", "24"])
-def test_a_sum_that_has_left_the_range_is_found_where_v_is_small(number):
+@pytest.mark.parametrize("rung", ["18", "21", "24"])
+def test_a_sum_that_has_left_the_range_is_found_where_v_is_small(rung):
     """Weights of 2^126 and V of 2^-20: O is finite, and the sum of 128 such weights is not."""
     problem = Problem(seqlen_q=128, seqlen_k=512, softmax_scale=math.log(2))
     tensors = make_inputs(problem)
@@ -64,7 +64,7 @@ def test_a_sum_that_has_left_the_range_is_found_where_v_is_small(number):
     tensors.k[..., 0] = 0
     tensors.k[:, 128:256, :, 0] = 126
     tensors.v.mul_(2**-20)
-    emulated(catalog.find(number), problem, tensors)
+    emulated(catalog.find(rung), problem, tensors)
 
 
 @pytest.mark.parametrize("dtype", WOVEN.supports.dtype)

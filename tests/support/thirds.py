@@ -6,33 +6,39 @@ FLASHLADDER_TESTS=all asks all.
 import os
 import re
 from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from zlib import crc32
 
 from flashladder.common import catalog
 from flashladder.common.catalog.catalogue import Version
 from flashladder.common.compiler.sources import Sources
+from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import operation_names
 
 PARTS = 3
-NAMES = ("rung", "number", "name")  # parameters that say which rung
 SOURCES = Sources()
+EMULATOR = sorted((ROOT / "common" / "emulator").rglob("*.py"))
 
 
 def is_asked(item):
-    """Whether a test is among those. Which third follows from what its rungs are compiled from, so that another one is
-    asked when that changes."""
+    """Whether a test is among those. Which third follows from the files of its rungs, of the emulator and of the test,
+    so that another one is asked when they change."""
     rungs = rungs_of(item)
     takes_turns = item.get_closest_marker("in_turn") or not any(rung in launched() for rung in rungs)
     if item.get_closest_marker("every_time") or not rungs or not takes_turns:
         return True
-    return is_in_turn(item.name, *(SOURCES.digest(rung.kernel, paths=False) for rung in rungs))
+    digests = (SOURCES.digest(rung.kernel, paths=False) for rung in rungs)
+    return is_in_turn(item.name, _of_files(Path(item.path)), _of_files(*EMULATOR), *digests)
 
 
 def rungs_of(item):
-    """The rungs that a test's parameters are, or name: 49, decode/15."""
+    """The rungs that a test's parameters are; and which `rung` names: 49, decode/15."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    named = [value for name, value in given.items() if name in NAMES and re.fullmatch(r"([a-z]+/)?\d\d", str(value))]
-    return [*(value for value in given.values() if isinstance(value, Version)), *map(catalog.find, named)]
+    rungs = [value for value in given.values() if isinstance(value, Version)]
+    if isinstance(named := given.get("rung"), str) and re.fullmatch(r"([a-z]+/)?\d\d", named):
+        rungs.append(catalog.find(named))
+    return rungs
 
 
 def is_in_turn(name, *digests):
@@ -49,3 +55,8 @@ def part(name, *digests):
 def launched():
     """What calls launch, of every ladder."""
     return {catalog.find(launch.rung) for name in operation_names() for launch in catalog.ladder_of(name).launches}
+
+
+@cache
+def _of_files(*files):
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
