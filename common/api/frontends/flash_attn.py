@@ -28,9 +28,12 @@ def flash_attn_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> _Result:
     """`attention` under flash-attn's name: q is (batch, seqlen_q, heads, head_dim), k and v have seqlen_k and heads_k.
 
+    s_aux, (heads,), are attention sinks, by the name that flash-attn's kernels for Hopper have for them.
     `window_size`, also as a tensor of two, counts keys to the left and right of a query's own, -1 all. `deterministic`
     changes nothing in the forward pass, which always is; with it gradients have the same bits each time.
     With `return_attn_probs` it returns (out, softmax_lse, S_dmask): the log-sum-exp, (batch, heads, seqlen_q), and, as
@@ -56,6 +59,7 @@ def flash_attn_func(
         softmax_scale=softmax_scale,
         softcap=validate.softcap(softcap),
         alibi_slopes=alibi_slopes,
+        sinks=s_aux,
         dropout_p=dropout_p,
         deterministic=deterministic,
         return_lse=return_lse,

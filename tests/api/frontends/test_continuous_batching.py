@@ -85,6 +85,15 @@ def test_sinks_go_by_name(device, monkeypatch):
     assert answers(model, FLASH) == answers(model, "eager")
 
 
+def test_sinks_of_a_batch_without_padding(device):
+    q, k, v = torch.randn(3, 2, 12, 2, 64, generator=torch.Generator().manual_seed(3)).bfloat16().to(device)
+    module, sinks = SimpleNamespace(config=SimpleNamespace(_attn_implementation=FLASH), is_causal=True), q[0, 0, :, 0]
+    o, _ = AttentionInterface()[FLASH](module, *(x.transpose(1, 2) for x in (q, k, v)), None, scaling=0.3, s_aux=sinks)
+    expected = flashladder.attention(q, k, v, causal=True, softmax_scale=0.3, sinks=sinks)
+    assert torch.equal(o, expected)
+    assert not torch.equal(o, flashladder.attention(q, k, v, causal=True, softmax_scale=0.3))
+
+
 def test_a_batch_is_padded_as_flash_attn_has_it(device):
     model = model_of("Llama", device)
     tokens = torch.randint(1, 64, (2, 12), generator=torch.Generator().manual_seed(1)).to(device)

@@ -23,7 +23,7 @@ LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 # As in FlashAttention-3 and vLLM's fork.
 OF_PAGES = "*, seqused_k=None, s_aux=None, k_descale=None, v_descale=None, num_splits=0, out=None"
 SIGNATURES = {  # of flash-attn 2.8: flash_attn/flash_attn_interface.py
-    "flash_attn_func": f"(q, k, v, {OPTIONS})",
+    "flash_attn_func": f"(q, k, v, {OPTIONS}, *, s_aux=None)",
     "flash_attn_kvpacked_func": f"(q, kv, {OPTIONS})",
     "flash_attn_qkvpacked_func": f"(qkv, {OPTIONS})",
     "flash_attn_varlen_func": f"(q, k, v, {LENGTHS}, {OPTIONS}, block_table=None, {OF_PAGES})",
