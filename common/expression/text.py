@@ -21,7 +21,9 @@ from flashladder.common.expression.typed import EQUALITY, LEVELS, ORDER, SHIFTS,
 _CHOICE, _UNARY, _VALUE = 0, len(LEVELS) + 1, len(LEVELS) + 2
 _C_TYPES = {Type.BOOL: "bool", Type.INT: "int", Type.LONG: "long long", Type.FLOAT: "float"}
 _C_NAMES = {"int": "to_int", "float": "to_float"}  # C++ has other uses for these words
-_GUARDED = {"/": "quotient", "%": "remainder", "<<": "shifted_left", ">>": "shifted_right"}  # C leaves some undefined
+# Of whole numbers, where C leaves some results undefined.
+_GUARDED = {"+": "sum", "-": "difference", "*": "product", "/": "quotient", "%": "remainder"}
+_GUARDED |= {"<<": "shifted_left", ">>": "shifted_right"}
 
 
 def normal(node: Node) -> str:
@@ -77,11 +79,12 @@ def c(node: Node) -> str:
             converted = (c(each) if function == "int" else _as(node.type, each) for each in arguments)
             return f"expression::{_C_NAMES.get(function, function)}({', '.join(converted)})"
         case Unary(operator=operator, operand=operand):
-            return f"({operator}{_as(node.type, operand)})"
+            of = _as(node.type, operand)
+            return f"expression::negative({of})" if operator == "-" and node.type.is_whole else f"({operator}{of})"
         case Binary(operator=operator, left=left, right=right):
             kind = max(left.type, right.type) if operator in (*EQUALITY, *ORDER) else node.type
             first, second = _as(kind, left), _as(right.type if operator in SHIFTS else kind, right)
-            if operator in _GUARDED and node.type != Type.FLOAT:
+            if operator in _GUARDED and node.type.is_whole:
                 return f"expression::{_GUARDED[operator]}({first}, {second})"
             return f"({first} {operator} {second})"
         case Choice(condition=condition, yes=yes, no=no):

@@ -20,21 +20,33 @@ template <class T>
 __device__ inline T min(T a, T b) { return b < a ? b : a; }
 template <class T>
 __device__ inline T max(T a, T b) { return a < b ? b : a; }
-template <class T>
-__device__ inline T abs(T x) { return x < 0 ? -x : x; }
 __device__ inline float min(float a, float b) { return fminf(a, b); }
 __device__ inline float max(float a, float b) { return fmaxf(a, b); }
 __device__ inline float abs(float x) { return fabsf(x); }
 
+// Whole numbers that grow beyond their bits keep the low ones. Without a sign C++ defines that, with one it does not.
+__device__ inline unsigned bits(int x) { return x; }
+__device__ inline unsigned long long bits(long long x) { return x; }
+template <class T>
+__device__ inline T sum(T a, T b) { return static_cast<T>(bits(a) + bits(b)); }
+template <class T>
+__device__ inline T difference(T a, T b) { return static_cast<T>(bits(a) - bits(b)); }
+template <class T>
+__device__ inline T product(T a, T b) { return static_cast<T>(bits(a) * bits(b)); }
+template <class T>
+__device__ inline T negative(T x) { return static_cast<T>(-bits(x)); }
+template <class T>
+__device__ inline T abs(T x) { return x < 0 ? negative(x) : x; }
+
 // Of whole numbers, towards 0; by 0 it gives 0.
 template <class T>
-__device__ inline T quotient(T a, T b) { return b == 0 ? 0 : b == -1 ? -a
+__device__ inline T quotient(T a, T b) { return b == 0 ? 0 : b == -1 ? negative(a)
                                                                      : a / b; }
 template <class T>
 __device__ inline T remainder(T a, T b) { return b == 0 || b == -1 ? 0 : a % b; }
 // By as many bits as the low ones of `by` say.
 template <class T, class By>
-__device__ inline T shifted_left(T x, By by) { return x << (by & (8 * sizeof(T) - 1)); }
+__device__ inline T shifted_left(T x, By by) { return static_cast<T>(bits(x) << (by & (8 * sizeof(T) - 1))); }
 template <class T, class By>
 __device__ inline T shifted_right(T x, By by) { return x >> (by & (8 * sizeof(T) - 1)); }
 
