@@ -13,7 +13,6 @@ from flashladder.common.api import gradients, validate
 from flashladder.common.api.options import Modified, Options
 from flashladder.common.errors import ExpressionError, UnsupportedProblemError
 from flashladder.common.expression import Declared, Mods, bounds
-from flashladder.common.expression.bounds import Range
 from flashladder.common.expression.evaluate import TORCH_DTYPES
 from flashladder.common.expression.tree import SIZES
 from flashladder.common.problem import modified
@@ -28,20 +27,17 @@ Named = Mapping[str, torch.Tensor]
 def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: torch.Tensor, k: torch.Tensor) -> Options:
     """What is asked for, with the expressions of a call on q and k, and the tensors that they read.
 
-    ExpressionError for text that is none, and for an index that leaves its tensor: each, where tensors can be looked
-    at, else one that sizes alone tell. UnsupportedProblemError for tensors that kernels do not take.
+    ExpressionError for text that is none, UnsupportedProblemError for tensors that kernels do not take.
     """
     if not isinstance(tensors, (Mapping, type(None))):
         raise UnsupportedProblemError(f"tensors is of type {type(tensors).__name__}; it should be a dict, by names")
     named = {name: _readable(name, tensor, q.device) for name, tensor in (tensors or {}).items()}
     texts = _text("mask", mask), _text("score", score)
     declared = tuple((name, _NAMES[x.dtype], x.dim()) for name, x in named.items())
-    spelled, names = _spelled(*texts, declared)
+    asked, names = _asked(*texts, declared)
     read = tuple(named[name].contiguous() for name in names)
-    if not torch.compiler.is_compiling():
-        _check(_mods(*texts, declared), read, options, q, k)
     values: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    return Modified(**values, mods=spelled, read=read)
+    return Modified(**values, mods=asked, read=read)
 
 
 def _text(name: str, value: Any) -> str:
@@ -54,10 +50,10 @@ def _text(name: str, value: Any) -> str:
 
 
 @torch.compiler.assume_constant_result
-def _spelled(*asked: Any) -> tuple[str, tuple[str, ...]]:
-    """As kernels are known by expressions, and the names of the tensors that these read, in their order."""
-    mods = _mods(*asked)
-    return mods.spelled, tuple(tensor.name for tensor in mods.tensors)
+def _asked(*given: Any) -> tuple[str, tuple[str, ...]]:
+    """What `Modified` has, and the names of the tensors that are read, in their order."""
+    mods = _mods(*given)
+    return mods.asked, tuple(tensor.name for tensor in mods.tensors)
 
 
 @lru_cache(PROBLEMS_KEPT)
@@ -87,13 +83,17 @@ class Bound(NamedTuple):
         return cls(options.window_left, 0 if options.causal else options.window_right)
 
 
-def _check(mods: Mods, read: tuple[torch.Tensor, ...], options: Options, q: torch.Tensor, k: torch.Tensor) -> None:
-    """ExpressionError for an index that leaves its tensor."""
-    bound, shapes = Bound.of(options), tuple(tuple(x.shape) for x in read)
+def check(options: Modified, q: torch.Tensor, k: torch.Tensor) -> None:
+    """ExpressionError for an index that leaves its tensor: each, where tensors can be looked at, else one that sizes
+    alone tell. Packed sequences were validated before.
+    """
+    read, bound = options.read, Bound.of(options)
+    can_look = all(map(validate.can_look_at, read))
     for sizes in _sequences(options, q, k) if read else ():
-        _check_sizes(mods, shapes, sizes, bound)
-        if all(map(validate.can_look_at, read)):
-            _check_each(mods, read, sizes, bound)
+        if can_look:
+            _check_each(Mods.parse(options.mods), read, sizes, bound)
+        else:
+            _check_sizes(options.mods, tuple(tuple(x.shape) for x in read), sizes, bound)
 
 
 def _sequences(options: Options, q: torch.Tensor, k: torch.Tensor) -> Iterator[Sizes]:
@@ -103,24 +103,26 @@ def _sequences(options: Options, q: torch.Tensor, k: torch.Tensor) -> Iterator[S
     if starts[0] is None or starts[1] is None:
         lengths = [(0, q.shape[0] - 1, q.shape[1], k.shape[1])] if q.numel() and k.numel() else []
     else:
-        options.validate_sequences(q, k)
-        both = zip(*(x.diff().tolist() for x in starts if x is not None and not x.is_cuda), strict=True)
+        known = [x for x in starts if x is not None and validate.can_look_at(x)]
+        both = zip(*(x.diff().tolist() for x in known), strict=True)
         lengths = [(number, number, *each) for number, each in enumerate(both) if all(each)]
     yield from (Sizes(first, last, heads, *each) for first, last, *each in lengths)
 
 
 @lru_cache(PROBLEMS_KEPT)
-def _check_sizes(mods: Mods, shapes: tuple[tuple[int, ...], ...], sizes: Sizes, bound: Bound) -> None:
-    own, last = sizes.seqlen_k - sizes.seqlen_q, sizes.seqlen_k - 1
-    first = own if bound.right is None else max(own, -bound.right)  # the first row that sees a key
-    if first > last:
+def _check_sizes(spelled: str, shapes: tuple[tuple[int, ...], ...], sizes: Sizes, bound: Bound) -> None:
+    mods = Mods.parse(spelled)
+    far = sizes.seqlen_q + sizes.seqlen_k
+    left, right = (far if each is None else each for each in bound)
+    q, k = bounds.edges(sizes.seqlen_k - sizes.seqlen_q, sizes.seqlen_k, left, right)
+    if not len(q):
         return
-    ranges = {"b": Range(sizes.first, sizes.last), "h": Range(0, sizes.num_heads - 1), "q": Range(first, last)}
-    ranges["k"] = Range(0 if bound.left is None else max(0, first - bound.left), last)
-    ranges |= {name: Range(size, size) for name, size in sizes._asdict().items() if name in SIZES}
+    sequences, heads = torch.arange(sizes.first, sizes.last + 1), torch.arange(sizes.num_heads)
+    places = {"b": sequences[:, None, None], "h": heads[:, None], "q": q, "k": k}
+    places |= {name: torch.tensor(getattr(sizes, name)) for name in SIZES}
     extents = {tensor.name: shape for tensor, shape in zip(mods.tensors, shapes, strict=True)}
     for what, tree in mods.trees.items():
-        bounds.check(what, mods.sources[what], tree, ranges, extents, are_apart=bound == (None, None))
+        bounds.check(what, mods.sources[what], tree, places, extents)
 
 
 def _check_each(mods: Mods, read: tuple[torch.Tensor, ...], sizes: Sizes, bound: Bound) -> None:

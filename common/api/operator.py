@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import documents, flops, pieces
+from flashladder.common.api import documents, expressions, flops, pieces
 from flashladder.common.api.options import Modified, Options
 from flashladder.common.api.validate import Window
 from flashladder.common.catalog import FASTEST, ladder_of
@@ -100,6 +100,8 @@ def compute(
         return _compute_documents(q, k, v, options, lse)
     if options.cu_seqlens_q is not None:
         options.validate_sequences(q, k)
+    if isinstance(options, Modified):
+        expressions.check(options, q, k)
     may_be_planned = out is None and options.version == FASTEST and not options.is_plain
     may_be_planned = may_be_planned and not isinstance(options, Modified)
     given, asked = (q, k, v, *options.in_order), (*options.numbers, lse)

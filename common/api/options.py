@@ -144,7 +144,7 @@ class Options(Flat):
 
 @dataclass(frozen=True)
 class Modified(Options):
-    """The same with a mask and a score by expressions, as a configuration spells them, and the tensors that these read.
+    """The same with a mask and a score by expressions, as `Mods.asked` has them, and the tensors that these read.
 
     They are contiguous, in the order of the expressions.
     """

@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
-from flashladder.common.errors import ExpressionError
-from flashladder.common.expression.tree import POSITIONS, Binary, Call, Choice, Element, Name, Node, Number, Unary, walk
+import torch
 
-
-class Range(NamedTuple):
-    """Of whole numbers; both ends are reached."""
-
-    low: int
-    high: int
+from flashladder.common.expression.evaluate import Evaluator, Values
+from flashladder.common.expression.tree import Binary, Choice, Element, Node, names, walk
 
 
-Ranges = Mapping[str, Range]
+def check(what: str, source: str, tree: Node, places: Values, extents: Mapping[str, tuple[int, ...]]) -> None:
+    """ExpressionError for an index that leaves its tensor at one of the `places`, where nothing depends on a condition.
 
-
-def check(
-    what: str, source: str, tree: Node, ranges: Ranges, extents: Mapping[str, tuple[int, ...]], are_apart: bool
-) -> None:
-    """ExpressionError for an index that leaves its tensor at some position, and is read at every one.
-
-    `ranges` are those of positions and sizes, each on its own. `are_apart`: each q meets each k.
+    `places` are positions and sizes by their names, of shapes that broadcast. An index that depends on what a tensor
+    holds is not known.
     """
+    blank = {name: torch.empty(()).expand(shape) for name, shape in extents.items()}
     for element in _always_read(tree):
         for dimension, index in enumerate(element.indices):
-            extent = extents[element.tensor.name][dimension]
-            found = _range(index, ranges)
-            if found is None or not _is_reached(index, are_apart) or (found.low >= 0 and found.high < extent):
+            if any(isinstance(part, Element) for part in walk(index)):
                 continue
-            number = ("first", "second", "third", "fourth")[dimension] if element.tensor.rank > 1 else "only"
-            raise ExpressionError.at(
-                what,
-                source,
-                index.span,
-                f"this index goes from {found.low} to {found.high}, and {element.tensor.name} has {extent} elements "
-                f"along its {number} dimension",
-            )
+            named = names(index)
+            values = {name: x if name in named else x.flatten()[0] for name, x in places.items()}
+            Evaluator(values, blank, what=what, text=source).index(element, dimension)
+
+
+def edges(first_row: int, seqlen_k: int, left: int, right: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of q and k: the first and the last key that each row sees, and the first and the last row that sees each
+    key, where a row sees the keys from q - left to q + right.
+
+    Each q, each k and each q - k that there is stands in one of them. What only grows or only falls with k, or with q,
+    is largest and smallest at one.
+    """
+    rows, keys = torch.arange(first_row, seqlen_k), torch.arange(seqlen_k)
+    q = torch.cat((rows, rows, (keys - right).clamp(min=first_row), (keys + left).clamp(max=seqlen_k - 1)))
+    k = torch.cat(((rows - left).clamp(min=0), (rows + right).clamp(max=seqlen_k - 1), keys, keys))
+    seen = (k >= 0) & (k < seqlen_k) & (q >= first_row) & (q < seqlen_k) & (k >= q - left) & (k <= q + right)
+    return q[seen], k[seen]
 
 
 def _always_read(node: Node) -> Iterator[Element]:
@@ -51,47 +49,3 @@ def _always_read(node: Node) -> Iterator[Element]:
         parts = parts[:1]
     for part in parts:
         yield from _always_read(part)
-
-
-def _is_reached(index: Node, are_apart: bool) -> bool:
-    """Whether the ends of its range are reached: no position stands in it twice, nor q with a k it may not meet."""
-    found = [part.name for part in walk(index) if isinstance(part, Name) and part.name in POSITIONS]
-    return len(found) == len(set(found)) and (are_apart or not {"q", "k"} <= set(found))
-
-
-def _range(node: Node, ranges: Ranges) -> Range | None:
-    """That of a whole number; None where it is not known."""
-    match node:
-        case Number(value=int(value)):
-            return Range(value, value)
-        case Name(name=name):
-            return ranges.get(name)
-        case Unary(operator="-", operand=operand):
-            of = _range(operand, ranges)
-            return of and Range(-of.high, -of.low)
-        case Binary(operator=operator, left=left, right=right):
-            first, second = _range(left, ranges), _range(right, ranges)
-            return _of_two(operator, first, second) if first and second else None
-        case Call(function="min" | "max" as function, arguments=(left, right)):
-            first, second = _range(left, ranges), _range(right, ranges)
-            if not (first and second):
-                return None
-            choose = min if function == "min" else max
-            return Range(choose(first.low, second.low), choose(first.high, second.high))
-    return None
-
-
-def _of_two(operator: str, left: Range, right: Range) -> Range | None:
-    match operator:
-        case "+":
-            return Range(left.low + right.low, left.high + right.high)
-        case "-":
-            return Range(left.low - right.high, left.high - right.low)
-        case "*":
-            products = [a * b for a in left for b in right]
-            return Range(min(products), max(products))
-        case "/" if right.low == right.high > 0 and left.low >= 0:
-            return Range(left.low // right.low, left.high // right.low)
-        case "%" if right.low == right.high > 0 and left.low == 0:
-            return Range(0, min(left.high, right.low - 1))
-    return None

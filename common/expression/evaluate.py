@@ -110,14 +110,18 @@ class Evaluator:
             return self._wrapped(kind, alike[0].abs())
         return alike[0] if name == "float" else _FLOATS[name](alike[0])
 
+    def index(self, node: Element, dimension: int, needed: torch.Tensor | None = None) -> torch.Tensor:
+        """That of an element along one dimension; ExpressionError where it is `needed` and outside."""
+        which, extent = node.indices[dimension], self._tensors[node.tensor.name].shape[dimension]
+        found = self._wrapped(which.type, self.value(which, needed).long())
+        outside = _both(needed, (found < 0) | (found >= extent))
+        if outside.any():
+            raise self._outside(node, dimension, found, outside, extent)
+        return found
+
     def _element(self, node: Element, needed: torch.Tensor | None) -> torch.Tensor:
         tensor = self._tensors[node.tensor.name]
-        indices = [self._wrapped(index.type, self.value(index, needed).long()) for index in node.indices]
-        for dimension, index in enumerate(indices):
-            extent = tensor.shape[dimension]
-            outside = _both(needed, (index < 0) | (index >= extent))
-            if outside.any():
-                raise self._outside(node, dimension, index, outside, extent)
+        indices = [self.index(node, dimension, needed) for dimension in range(node.tensor.rank)]
         read = tensor[tuple(index.clamp(0, extent - 1) for index, extent in zip(indices, tensor.shape, strict=True))]
         return self._as(node.type, read.float() if read.is_floating_point() else read)
 

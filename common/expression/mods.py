@@ -52,7 +52,7 @@ class Mods:
     @staticmethod
     @lru_cache(maxsize=256)
     def parse(spelled: str) -> Mods:
-        """The inverse of `spelled`."""
+        """The inverse of `spelled`, and of `asked`."""
         texts, tensors = {}, []
         for part in filter(None, spelled.split(";")):
             what, equals, tree = part.partition("=")
@@ -79,8 +79,16 @@ class Mods:
     @cached_property
     def spelled(self) -> str:
         """As a configuration has it; empty where it does nothing."""
+        return self._joined({what: text.normal(tree) for what, tree in self.trees.items()})
+
+    @cached_property
+    def asked(self) -> str:
+        """The same with the texts as they were given, which errors show. Configurations never have it."""
+        return self._joined({what: self.sources[what] for what in self.trees})
+
+    def _joined(self, texts: Mapping[str, str]) -> str:
         declared = (f"{tensor.name}:{tensor.dtype}{'[]' * tensor.rank}" for tensor in self.tensors)
-        return ";".join([*declared, *(f"{what}={text.normal(tree)}" for what, tree in self.trees.items())])
+        return ";".join([*declared, *(f"{what}={each}" for what, each in texts.items())])
 
     def header(self) -> list[str]:
         """What kernels are compiled from, as lines of C++ in the namespace `config`."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flashladder.common.api import attention
+from flashladder.common.api import attention, expressions
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import ExpressionError, UnsupportedProblemError
 from flashladder.common.runtime import ready
@@ -66,8 +66,14 @@ def test_images_that_see_both_ways_at_any_length_with_one_kernel(monkeypatch):
         ({"mask": "k <= q || imag[q] == 1"}, "did you mean image?"),
         ({"mask": "k - q"}, "a mask is a truth value, and this is a whole number"),
         ({"score": "k <= q"}, "a score is a number, and this is a truth value"),
-        ({"mask": "image[q + 1] == 1"}, "this index goes from 21 to 60, and image has 60 elements"),
-        ({"mask": "image[q - 30] == 1"}, "this index goes from -10 to 29, and image has 60 elements"),
+        (
+            {"mask": "image[q + 1] == 1"},
+            "image has 60 elements along its only dimension, and at b=0, h=0, q=59, k=0",
+        ),
+        (
+            {"mask": "image[q - 30] == 1"},
+            "q=20, k=0 its index is -10\n  image[q - 30] == 1\n        ^~~~~~",
+        ),
         ({"mask": "k == 0 || image[k * (image[k] + 1)] == 1"}, "at b=0, h=0, q=20, k=30 its index is 60"),
         ({"mask": "image[q][k]"}, "image has 1 dimension, and this names 2"),
         ({"mask": "k <= q"}, "no expression reads image of the tensors"),
@@ -119,7 +125,7 @@ def test_what_a_condition_keeps_from_a_tensor_is_not_refused():
     ):
         with pytest.raises(UnsupportedProblemError, match="24_woven_general takes no mask and no score"):
             attention(q, k, v, version="24", **options)
-    with pytest.raises(ExpressionError, match="this index goes from -20 to 39"):
+    with pytest.raises(ExpressionError, match="q=-20, k=0 its index is -20"):
         attention(q, k, v, score="s + t[q]", tensors=found)
 
 
@@ -201,3 +207,27 @@ def test_compiled_in_one_graph():
     assert torch.equal(twice(q, k, v, image), 2 * attention(q, k, v, mask=IMAGES, tensors={"image": image}))
     with pytest.raises(Exception, match="no name imag"):
         torch.compile(lambda q: attention(q, k, v, mask="imag[q] == 1"), fullgraph=True, backend="aot_eager")(q)
+    with pytest.raises(ExpressionError, match=r"q=20, k=21 its index is 20\n  k <= q \|\|"):
+        twice(q, k, v, image[:9])
+
+
+def test_tensors_of_a_gpu_are_checked_by_sizes(monkeypatch):
+    """What a causal mask, a window and packed lengths leave is known there too; what tensors hold is not."""
+    monkeypatch.setattr(expressions.validate, "can_look_at", lambda tensor: tensor.dtype != torch.float32)
+    monkeypatch.setattr(ready, "translate", None)
+    q, k, v = qkv(seqlen_q=60, seqlen_k=40)
+    found = {"t": torch.zeros(40)}
+    for options in (
+        {"score": "s + t[q - k]", "causal": True},
+        {"score": "s + t[q - k + 3]", "window": (5, 3), "tensors": {"t": torch.zeros(9)}},
+        {"score": "s + t[int(t[k]) + 70]"},
+    ):
+        with pytest.raises(UnsupportedProblemError, match="24_woven_general takes no mask and no score"):
+            attention(q, k, v, version="24", **{"tensors": found, **options})
+    with pytest.raises(ExpressionError, match="its index is -39"):
+        attention(q[:, :40], k, v, score="s + t[q - k]", tensors=found)
+    with pytest.raises(ExpressionError, match=r"t has 40 elements .* its index is 40"):
+        attention(q, k, v, score="s + t[q + 1]", causal=True, tensors=found)
+    starts = torch.tensor([0, 20, 40], dtype=torch.int32)
+    with pytest.raises(ExpressionError, match=r"t has 1 elements .* at b=1"):
+        packed_attention(q[0, :40], k[0], v[0], starts, starts, 20, 20, score="s + t[b]", tensors={"t": torch.zeros(1)})
