@@ -54,12 +54,12 @@ class Declared:
 
     @property
     def field(self) -> str:
-        """Its name among a kernel's parameters, where it clashes with no other, and among a problem's tensors."""
+        """Its name among a kernel's parameters, and among a problem's tensors: no other begins so."""
         return f"of_{self.name}"
 
     def extent(self, dimension: int) -> str:
         """That of its size along a dimension."""
-        return f"{self.field}_{dimension}"
+        return f"extent_{dimension}_of_{self.name}"
 
 
 class Span(NamedTuple):

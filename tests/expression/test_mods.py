@@ -25,10 +25,16 @@ def test_the_header_declares_tensors_and_their_sizes():
     assert "constexpr bool has_mask = true;" in header
     assert "    const long long *of_image;\n" in header
     assert "    const __nv_bfloat16 *of_w;\n" in header
-    assert "FLASHLADDER_FURTHER_FIELDS(Params, of_image, of_slope, of_w, of_image_1)" in header
-    assert list(MODS.extents()) == [("of_image_1", 0, 1)]
+    assert "FLASHLADDER_FURTHER_FIELDS(Params, of_image, of_slope, of_w, extent_1_of_image)" in header
+    assert list(MODS.extents()) == [("extent_1_of_image", 0, 1)]
     assert "has_score = false" in KernelConfig.of(mods="mask=k<=q").header()
     assert "using Reading = Params;" in KernelConfig.of(mods="").header()
+
+
+def test_no_name_of_a_tensor_is_that_of_a_size():
+    mods = Mods.of("x[q][k] + x_1[k] > 0", tensors=(Declared("x", "int32", 2), Declared("x_1", "int32", 1)))
+    named = [*(tensor.field for tensor in mods.tensors), *(extent for extent, _, _ in mods.extents())]
+    assert len(set(named)) == len(named) == 3
 
 
 def test_a_kind_has_the_text_and_no_size():
@@ -40,7 +46,7 @@ def test_a_kind_has_the_text_and_no_size():
     assert kind_of(problem).any_size == "dtype=bf16,head_dim=128,causal=false,mods=true"
     assert problem.inputs == ("q", "k", "v", "of_image", "of_slope", "of_w")
     assert [problem.tensors[name].shape for name in problem.inputs[3:]] == [(200,), (4,), (1,)]
-    assert problem.asked.argument(problem, "of_image_1") == 100
+    assert problem.asked.argument(problem, "extent_1_of_image") == 100
 
 
 @pytest.mark.parametrize(
