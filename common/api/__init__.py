@@ -33,7 +33,7 @@ def attention(
     version: str = FASTEST,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it. Differentiable.
+    """softmax(softmax_scale * Q K^T) V, as the rung `version` computes it. Differentiable, but for expressions.
 
     q is (batch, seqlen_q, num_heads, head_dim), k (batch, seqlen_k, num_heads_k, head_dim) and v (batch, seqlen_k,
     num_heads_k, head_dim_v), of bf16 or fp16, with any strides; num_heads_k divides num_heads. A tensor is copied
@@ -68,8 +68,9 @@ def attention(
     and k, an element's sequence, head of q and positions; s, its score with softmax_scale and all else above; seqlen_q
     and seqlen_k; and `tensors` by their names, with an index for each dimension. docs/masks.md has the language.
     Positions count from the start of the sequence, whose last rows q has: its first row is at seqlen_k - seqlen_q, so
-    that "k <= q" is the causal mask. An expression is compiled once, for all lengths, and for tensors of all shapes. A
-    row whose keys are all hidden has O = 0. There are no gradients beside expressions yet.
+    that "k <= q" is the causal mask. An expression is compiled for all lengths, and for tensors of all shapes. A row
+    whose keys are all hidden has O = 0. What a `score` gives is at most 2.3e38 in magnitude, or -inf: a larger one
+    becomes infinite, and hides its key or makes its row NaN. There are no gradients beside expressions yet.
 
     O is written to `out` if it is given: a tensor of its shape, in memory of its own. Its strides are multiples of 16
     bytes, the last is 1. A call takes longer where that interleaves with an input's.
@@ -85,8 +86,9 @@ def attention(
     each run gives them the same bits, which O always has.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
-    is wanted and no rung computes, dropout in more sequences or heads than the 65,535 that a launch may have, and an
-    `out` that shares memory with an input; ConfigError for an unknown version.
+    is wanted and no rung computes, dropout or an expression in more sequences or heads than the 65,535 that a launch
+    may have, and an `out` that shares memory with an input; ExpressionError, which is one too, for a mask or a score
+    that is none or that leaves a tensor; ConfigError for an unknown version.
     """
     is_open = type(window) is tuple and window == OPEN
     is_plain = type(softcap) in (float, int) and type(dropout_p) in (float, int) and not softcap and not dropout_p
