@@ -19,6 +19,7 @@ from flashladder.common.problem import modified
 from flashladder.common.problem.operations.forward import row_slices
 from flashladder.common.runtime.launch import PROBLEMS_KEPT
 
+MOST_LETTERS = 4000  # of an expression, as a call gives it: room for any that a person writes
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 Named = Mapping[str, torch.Tensor]
@@ -29,6 +30,7 @@ def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: tor
 
     ExpressionError for text that is none, UnsupportedProblemError for tensors that kernels do not take.
     """
+    gradients.refuse_vmap("attention with a mask or a score by an expression")
     if not isinstance(tensors, (Mapping, type(None))):
         raise UnsupportedProblemError(f"tensors is of type {type(tensors).__name__}; it should be a dict, by names")
     named = {name: _readable(name, tensor, q.device) for name, tensor in (tensors or {}).items()}
@@ -46,6 +48,8 @@ def _text(name: str, value: Any) -> str:
         return ""
     if not (found := validate.text(name, value)).strip():
         raise ExpressionError(f"{name} is empty; leave it out")
+    if len(found) > MOST_LETTERS:
+        raise ExpressionError(f"{name} has {len(found):,} letters; an expression has at most {MOST_LETTERS:,}")
     return found
 
 
@@ -141,8 +145,10 @@ def _check_each(mods: Mods, read: tuple[torch.Tensor, ...], sizes: Sizes, bound:
             modified.modified(mods, named, scores, sequence, rows.start, lengths, seen)
 
 
-def _readable(name: str, tensor: Any, device: torch.device) -> torch.Tensor:
-    """UnsupportedProblemError for what is no tensor of this device, or wants a gradient."""
+def _readable(name: Any, tensor: Any, device: torch.device) -> torch.Tensor:
+    """UnsupportedProblemError for what is no tensor of this device by a name, or wants a gradient."""
+    if not isinstance(name, str):
+        raise UnsupportedProblemError(f"tensors has {name!r} for a name, of type {type(name).__name__}; give text")
     found = validate.tensor(f"tensors[{name!r}]", tensor)
     if found.device != device:
         raise UnsupportedProblemError(f"tensors[{name!r}] is on {found.device}, q on {device}; kernels take one device")

@@ -41,10 +41,21 @@ def refuse_forward_mode(*tensors: torch.Tensor, what: str = "the inputs", whose:
 
 def refuse_transforms() -> None:
     """UnsupportedProblemError within torch.func's grad and its like, which torch has for no operator of a library."""
-    if torch.compiler.is_compiling():
-        return
-    if any(each.key() == _functorch.TransformType.Grad for each in _functorch.get_interpreter_stack() or ()):
+    if _are_within(_functorch.TransformType.Grad):
         raise UnsupportedProblemError(
             "torch.func wants a gradient (grad, vjp, jacrev), and kernels here have those of torch.autograd alone: "
             "torch.autograd.grad gives them"
         )
+
+
+def refuse_vmap(what: str) -> None:
+    """UnsupportedProblemError within torch.vmap, which has no rule for what takes a list of tensors."""
+    if _are_within(_functorch.TransformType.Vmap):
+        raise UnsupportedProblemError(f"torch.vmap does not batch {what}: call it once, with the whole batch")
+
+
+def _are_within(kind: _functorch.TransformType) -> bool:
+    """Whether torch.func transforms what runs; not while torch compiles."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(each.key() == kind for each in _functorch.get_interpreter_stack() or ())

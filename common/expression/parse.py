@@ -27,9 +27,10 @@ from flashladder.common.expression.tree import (
     Span,
     Type,
     depth_of,
+    names,
 )
 
-MOST_LETTERS, MOST_BRACKETS, MOST_DEPTH = 4000, 40, 100  # of an expression: room for any that a person writes
+MOST_BRACKETS, MOST_DEPTH = 40, 100  # of an expression: room for any that a person writes
 CONSTANTS = {"true": (True, Type.BOOL), "false": (False, Type.BOOL), "inf": (math.inf, Type.FLOAT)}
 RESERVED = frozenset({*POSITIONS, *SIZES, SCORE, *CONSTANTS, *typed.FUNCTIONS})  # no names of tensors
 _TOKEN = re.compile(
@@ -73,8 +74,6 @@ class _Parser:
     def __init__(self, what: str, text: str, tensors: Mapping[str, Declared], names: Sequence[str]) -> None:
         self._what, self._text, self._tensors, self._names = what, text, tensors, names
         self._brackets = self._at = 0
-        if len(text) > MOST_LETTERS:
-            raise ExpressionError(f"{what} has {len(text):,} letters; an expression has at most {MOST_LETTERS:,}")
         self._tokens = self._read()
 
     def refuse(self, span: Span, message: str) -> ExpressionError:
@@ -217,6 +216,10 @@ class _Parser:
         for index in indices:
             if not index.type.is_whole:
                 raise self.refuse(index.span, f"this is {index.type.words}; an index is a whole number")
+            if SCORE in names(index):
+                raise self.refuse(
+                    index.span, "an index that depends on the score s is in no bounds; it may be of positions"
+                )
         span = Span(token.span.begin, end)
         if len(indices) != tensor.rank:
             wanted = typed.counted(tensor.rank, "dimension")

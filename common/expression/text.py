@@ -16,8 +16,9 @@ from flashladder.common.expression.tree import (
     Type,
     Unary,
 )
-from flashladder.common.expression.typed import EQUALITY, LEVELS, ORDER, SHIFTS, TIGHTNESS
+from flashladder.common.expression.typed import EQUALITY, LEVELS, ORDER, SHIFTS, TIGHTNESS, fp32
 
+MOST_DIGITS = 9  # with so many any number of fp32 is read back
 _CHOICE, _UNARY, _VALUE = 0, len(LEVELS) + 1, len(LEVELS) + 2
 _C_TYPES = {Type.BOOL: "bool", Type.INT: "int", Type.LONG: "long long", Type.FLOAT: "float"}
 _C_NAMES = {"int": "to_int", "float": "to_float"}  # C++ has other uses for these words
@@ -60,7 +61,10 @@ def _within(node: Node, level: int) -> str:
 def _number(value: bool | float) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return repr(value)  # inf too
+    if isinstance(value, int):
+        return str(value)
+    digits = (float(f"{value:.{count}g}") for count in range(1, MOST_DIGITS + 1))
+    return repr(next(each for each in digits if fp32(each) == value))  # inf too
 
 
 def c(node: Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,11 +45,19 @@ def number(text: str, span: Span, refuse: Refuse) -> Number:
         if value > MOST_LONG:
             raise refuse(span, "a whole number has at most 64 bits")
         return Number(value=value, type=Type.INT if value <= MOST_INT else Type.LONG, span=span)
-    try:
-        (rounded,) = struct.unpack("<f", struct.pack("<f", float(text)))
-    except OverflowError:
-        raise refuse(span, "fp32 has no number as large; write inf") from None
+    rounded = fp32(float(text))
+    if math.isinf(rounded):
+        raise refuse(span, "fp32 has no number as large; write inf")
     return Number(value=rounded, type=Type.FLOAT, span=span)
+
+
+def fp32(value: float) -> float:
+    """The nearest number of fp32."""
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return float(rounded)
 
 
 def unary(operator: str, operand: Node, span: Span, refuse: Refuse) -> Unary:

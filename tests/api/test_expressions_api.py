@@ -8,6 +8,7 @@ import torch
 from flashladder.common.api import attention, expressions
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import ExpressionError, UnsupportedProblemError
+from flashladder.common.expression import Mods
 from flashladder.common.runtime import ready
 
 IMAGES = "k <= q || image[q] == image[k]"
@@ -78,6 +79,7 @@ def test_images_that_see_both_ways_at_any_length_with_one_kernel(monkeypatch):
         ({"mask": "image[q][k]"}, "image has 1 dimension, and this names 2"),
         ({"mask": "k <= q"}, "no expression reads image of the tensors"),
         ({"mask": ""}, "mask is empty; leave it out"),
+        ({"mask": "k < q ||" * 600 + "true"}, "mask has 4,804 letters; an expression has at most 4,000"),
         ({"mask": True}, "mask=True is of type bool; it should be text"),
         ({}, "no expression reads image of the tensors"),
     ],
@@ -94,6 +96,7 @@ def test_what_is_no_expression_is_refused_before_anything_runs(options, said, mo
     ("tensors", "said"),
     [
         ([torch.ones(60)], "it should be a dict"),
+        ({1: torch.ones(60)}, "tensors has 1 for a name, of type int; give text"),
         ({"t": 3}, "tensors['t']=3 is of type int"),
         ({"t": torch.ones(60, device="meta")}, "tensors['t'] is on meta, q on cpu"),
         (
@@ -127,6 +130,29 @@ def test_what_a_condition_keeps_from_a_tensor_is_not_refused():
             attention(q, k, v, version="24", **options)
     with pytest.raises(ExpressionError, match="q=-20, k=0 its index is -20"):
         attention(q, k, v, score="s + t[q]", tensors=found)
+
+
+def test_only_the_letters_that_are_given_count():
+    """As a configuration spells it, a text may be longer."""
+    q, k, v = qkv()
+    score = "+".join(["s", *["(" + "+".join([".1"] * 50) + ")"] * 26])
+    assert 3900 < len(score) < 4000 < len(Mods.of(score=score).spelled)
+    with pytest.raises(UnsupportedProblemError, match="24_woven_general takes no mask and no score"):
+        attention(q, k, v, score=score, version="24")
+
+
+def test_tensors_without_memory():
+    q, k, v, t = (x.to("meta") for x in (*qkv(), torch.ones(60)))
+    assert attention(q, k, v, score="s + t[k]", tensors={"t": t}).shape == q.shape
+    starts = torch.tensor([0, 40], dtype=torch.int32).to("meta")
+    o = packed_attention(q[0], k[0, :40], v[0, :40], starts, starts, 40, 40, score="s + t[k]", tensors={"t": t})
+    assert o.shape == q[0].shape
+
+
+def test_vmap_is_refused_by_name():
+    q, k, v = qkv()
+    with pytest.raises(UnsupportedProblemError, match=r"torch\.vmap does not batch attention with a mask"):
+        torch.vmap(lambda q: attention(q, k, v, mask="k <= q"))(q[None])
 
 
 def test_gradients_are_refused_by_name():
