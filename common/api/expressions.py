@@ -93,11 +93,12 @@ def check(options: Modified, q: torch.Tensor, k: torch.Tensor) -> None:
     """
     read, bound = options.read, Bound.of(options)
     can_look = all(map(validate.can_look_at, read))
-    for sizes in _sequences(options, q, k) if read else ():
-        if can_look:
-            _check_each(Mods.parse(options.mods), read, sizes, bound)
-        else:
-            _check_sizes(options.mods, tuple(tuple(x.shape) for x in read), sizes, bound)
+    with torch.device("cpu"):  # whichever is torch's default
+        for sizes in _sequences(options, q, k) if read else ():
+            if can_look:
+                _check_each(Mods.parse(options.mods), read, sizes, bound)
+            else:
+                _check_sizes(options.mods, tuple(tuple(x.shape) for x in read), sizes, bound)
 
 
 def _sequences(options: Options, q: torch.Tensor, k: torch.Tensor) -> Iterator[Sizes]:

@@ -141,6 +141,15 @@ def test_only_the_letters_that_are_given_count():
         attention(q, k, v, score=score, version="24")
 
 
+@pytest.mark.parametrize("can_look", [True, False])
+def test_indices_are_checked_on_the_host_whatever_the_default_device(monkeypatch, can_look):
+    monkeypatch.setattr(expressions.validate, "can_look_at", lambda tensor: can_look)
+    q, k, v = qkv()
+    found = torch.zeros(60)
+    with torch.device("meta"), pytest.raises(ExpressionError, match="its index is 60"):
+        attention(q, k, v, score="s + t[k + 1]", tensors={"t": found})
+
+
 def test_tensors_without_memory():
     q, k, v, t = (x.to("meta") for x in (*qkv(), torch.ones(60)))
     assert attention(q, k, v, score="s + t[k]", tensors={"t": t}).shape == q.shape
