@@ -9,6 +9,6 @@ diffusers      a backend of attention for diffusers
 engines        the names by which vLLM and SGLang find their backends
 vllm_backend   vLLM's, of classes that vLLM has
 sglang_backend SGLang's
-flex           torch's flex_attention: masks and scores as functions, which flex_trace turns into expressions
+flex           torch's flex_attention: masks and scores as functions, expressions by flex_trace and flex_tree
 fallback       where kernels refuse, somebody else's go on, and say so
 """

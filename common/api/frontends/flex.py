@@ -2,18 +2,19 @@
 
     from flashladder import create_block_mask, flex_attention
 
-A function is traced once into the text of an expression (flex_trace.py), and the kernel is compiled for that: for all
-lengths. No list of blocks is made, so that a block mask costs no time and no memory; every block is evaluated.
+A function is traced into the text of an expression (flex_trace.py), at each call: nothing tells whether what it reads
+has changed. The kernel is compiled once for a text, for all lengths. No list of blocks is made, so that a block mask
+costs no memory, and every block is evaluated.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import flex_attention as torchs
 
 from flashladder.common.api import attention, validate
 from flashladder.common.api.frontends.flex_trace import Traced, trace
@@ -21,10 +22,6 @@ from flashladder.common.errors import UnsupportedProblemError
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-TRACES_KEPT = 64
-
-# By what a function is and reads: what it came to, and all of that, which must live as long.
-_traced: dict[tuple[Any, ...], tuple[Traced, tuple[Any, ...]]] = {}
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,9 @@ def create_block_mask(
 ) -> BlockMask:
     """The mask of a function of (b, h, q_idx, kv_idx), tensors of one whole number: whether that row sees that key.
 
-    Rows count from 0, as in torch, however many keys there are. Tensors that the function reads are read at each call
-    where they lie, on `device`. BLOCK_SIZE and _compile change nothing here, as no blocks are listed.
+    Rows count from 0, as in torch, however many keys there are. The function is called now, once: what it reads stays
+    as it is now, and so do views of tensors. Elements of tensors are read at each call where they lie, on `device`.
+    BLOCK_SIZE and _compile change nothing here, as no blocks are listed.
     Raises UnsupportedProblemError, by the name of an operation, for what no expression says.
     """
     return BlockMask(mask_mod, B, H, (Q_LEN, KV_LEN), trace("mask_mod", mask_mod, torch.device(device), False, "m"))
@@ -77,12 +75,12 @@ def flex_attention(
     """softmax(score_mod(scale * Q K^T)) V over the keys that the block mask shows, as torch's function of this name.
 
     query is (batch, num_heads, seqlen_q, head_dim), key and value (batch, num_heads_k, seqlen_k, ...), bf16 or fp16. A
-    score_mod is a function of (score, b, h, q_idx, kv_idx). A block mask is `create_block_mask`'s, or torch's own, of
-    which the function alone is read. kernel_options are hints for torch's kernel, and change nothing here. With
-    `return_lse` it returns (O, log-sum-exp). There are no gradients yet.
+    score_mod is a function of (score, b, h, q_idx, kv_idx), traced at each call. A block mask is `create_block_mask`'s,
+    or torch's own: of that the function alone is read, at each call. kernel_options are hints for torch's kernel, and
+    change nothing here. With `return_lse` it returns (O, log-sum-exp). There are no gradients yet.
 
-    Raises UnsupportedProblemError for functions that no expression says, a block mask of other sizes, fewer heads of
-    key without enable_gqa, and what `attention` refuses.
+    Raises UnsupportedProblemError for functions that no expression says, a block mask of other sizes, one whose blocks
+    hide what no function does, fewer heads of key without enable_gqa, and what `attention` refuses.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if validate.tensor(name, tensor).dim() != 4:
@@ -99,7 +97,7 @@ def flex_attention(
         mask = _mask_of(block_mask, query, key)
         asked["mask"], tensors = mask.text, tensors | mask.tensors
     if score_mod is not None:
-        score = _score_of(score_mod, query.device)
+        score = trace("score_mod", score_mod, query.device, True, "t")
         asked["score"], tensors = score.text, tensors | score.tensors
     found = attention(*(x.transpose(1, 2) for x in (query, key, value)), **asked, tensors=tensors or None)
     if isinstance(found, tuple):
@@ -109,49 +107,33 @@ def flex_attention(
 
 
 def _mask_of(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Traced:
+    if not isinstance(block_mask, (BlockMask, torchs.BlockMask)):
+        raise UnsupportedProblemError(
+            f"block_mask is of type {type(block_mask).__name__}; create_block_mask makes one of a function"
+        )
     batch, num_heads, seqlen_q, _ = query.shape
     if (seq_lengths := tuple(block_mask.seq_lengths)) != (seqlen_q, key.shape[2]):
         raise UnsupportedProblemError(
             f"block_mask is of {seq_lengths} rows and keys, query and key have {(seqlen_q, key.shape[2])}"
         )
     if not isinstance(block_mask, BlockMask):
-        return _kept("mask_mod", block_mask.mask_mod, query.device, False, "m")
+        _check_blocks(block_mask)
+        return trace("mask_mod", block_mask.mask_mod, query.device, False, "m")
     for name, wanted, size in (("B", block_mask.batch, batch), ("H", block_mask.num_heads, num_heads)):
         if wanted not in (None, 1, size):
             raise UnsupportedProblemError(f"block_mask is of {name}={wanted}, query has {size}")
     return block_mask.traced
 
 
-def _score_of(score_mod: ScoreMod, device: torch.device) -> Traced:
-    return _kept("score_mod", score_mod, device, True, "t")
-
-
-def _kept(what: str, function: Callable[..., Any], *how: Any) -> Traced:
-    """What a function comes to, from the last time if it reads the same objects and numbers now."""
-    read = tuple(_read_by(function))
-    is_known = all(isinstance(each, _KNOWN) for each in read)
-    key = (*how, *(each if isinstance(each, _NUMBERS) else id(each) for each in read))
-    if is_known and (found := _traced.get(key)):
-        return found[0]
-    made = trace(what, function, *how)
-    if is_known:
-        while len(_traced) >= TRACES_KEPT:
-            _traced.pop(next(iter(_traced)))
-        _traced[key] = made, read
-    return made
-
-
-_NUMBERS = (int, float, str, type(None))
-_KNOWN = (*_NUMBERS, torch.Tensor, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType)
-
-
-def _read_by(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[Any]:
-    """What a function reads beside its arguments, and what functions among that read."""
-    if not isinstance(function, types.FunctionType) or id(function) in seen:
-        yield function
+def _check_blocks(block_mask: torchs.BlockMask) -> None:
+    """UnsupportedProblemError where blocks alone say what is hidden."""
+    if block_mask.mask_mod is not torchs.noop_mask:
         return
-    yield function.__code__
-    cells = (cell.cell_contents for cell in function.__closure__ or ())
-    named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    for each in (*cells, *named, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield from _read_by(each, seen | {id(function)})
+    listed = block_mask.kv_num_blocks
+    if block_mask.full_kv_num_blocks is not None:
+        listed = listed + block_mask.full_kv_num_blocks
+    rows, keys = (-(-n // size) for n, size in zip(block_mask.seq_lengths, block_mask.BLOCK_SIZE, strict=True))
+    if listed.shape[-1] < rows or bool((listed < keys).any()):
+        raise UnsupportedProblemError(
+            "block_mask has no mask_mod and hides blocks, which are not read: give the function that hides them"
+        )

@@ -1,6 +1,10 @@
 """flex_attention and create_block_mask under torch's names: functions of Python become expressions."""
 
+import gc
 import itertools
+import types
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,7 +12,8 @@ from torch.nn.attention import flex_attention as torchs
 
 from flashladder.common.api.frontends import flex
 from flashladder.common.api.frontends.flex import create_block_mask, flex_attention
-from flashladder.common.api.frontends.flex_trace import ROW, trace
+from flashladder.common.api.frontends.flex_trace import trace
+from flashladder.common.api.frontends.flex_tree import ROW
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.expression import Declared, normal, parse
 from flashladder.common.expression.evaluate import TORCH_DTYPES, Evaluator
@@ -40,6 +45,15 @@ MASKS = {
     "flags": lambda b, h, q, k: SEEN[b, q] & torch.logical_or(SEEN[0][k], h == 0),
     "a choice": lambda b, h, q, k: torch.where(h == 1, k < 4, SEEN[b, k]),
     "bits": lambda b, h, q, k: ((DOCUMENTS[k] & 1) == 0) | ((q ^ k) > 4),
+    "signs": lambda b, h, q, k: ((q - k) // (h - 4) == (k - 3) % (2 - 3 * h - 4)) | ((q - k) % 2147483647 > 4),
+    "powers": lambda b, h, q, k: (
+        ((q - k) % 2**h == 0) & (torch.div(q, 2 ** (h + 1), rounding_mode="trunc") != 2 ** (k - 3))
+    ),
+    "floors": lambda b, h, q, k: torch.floor(q) // 2 == torch.ceil(k) % 2.0 + h // 0.75,
+    "lower": lambda b, h, q, k: torch.minimum(q >= k, k > 2) | torch.maximum(h == 2, k == 0),
+    "64 bits read": lambda b, h, q, k: ((DOCUMENTS[k] + q * 40503) * 1103515245 + 12345) % 2147483648 < 2**30,
+    "64 bits not needed": lambda b, h, q, k: q.long() - k.long() + (q > k).long() < torch.where(h > 1, 1, 2) * 2,
+    "32 bits": lambda b, h, q, k: DOCUMENTS[k].int() * 2000000011 + q > 5,
     "types": lambda b, h, q, k: (k.float() / 2 > q.to(torch.float64)) | SEEN[b, k].int().bool(),
 }
 SCORES = {
@@ -48,15 +62,44 @@ SCORES = {
     "a softcap": lambda s, b, h, q, k: 20 * torch.tanh(s / 20),
     "masked": lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")),
     "a scalar": lambda s, b, h, q, k: (s * WEIGHT).clamp(-1, 1) + torch.sigmoid(s) - 2 ** (-h / 2),
+    "a square": lambda s, b, h, q, k: s**2.0 - (q * 30011) ** 2.0 * 1e-9 + 2.0**h,
+    "floats": lambda s, b, h, q, k: (
+        torch.full_like(s, -7) // 2 * (k % 3) + torch.ones_like(s) // 2 - torch.full_like(q, -3) // 2
+    ),
+    "a number": lambda s, b, h, q, k: (
+        s * torch.tensor(0.5) + q.new_tensor(3) + torch.full((), -7, dtype=torch.float32) // 2
+    ),
+    "in place": lambda s, b, h, q, k: s.add_(k).mul_(SLOPES[h]),
+    "many": lambda s, b, h, q, k: sum([k, q] * 20, s * h) - (q - (k - s)),
     "functions": lambda s, b, h, q, k: torch.minimum(s.exp(), s.abs() ** 0.5) + (q - k) ** 2 / 8 - s.floor(),
 }
+
+
+def in_view(s, b, h, q, k):
+    view = s.view(())
+    view += 1
+    return s
+
+
+def grown(s, b, h, q, k):
+    for _ in range(30):
+        s = s * s
+    return s
+
+
+BYTES = torch.arange(KEYS, dtype=torch.uint8)
+READS = {  # ways in which a value would become a part of the text
+    "item": torch.Tensor.item, "int": int, "float": float, "bool": bool, "equal": lambda x: torch.equal(x, x),
+    "is_nonzero": torch.is_nonzero, "allclose": lambda x: torch.allclose(x, x), "full": lambda x: torch.full((), x),
+    "slice": lambda x: BIAS[:, x.long() :][0, 0], "tolist": torch.Tensor.tolist, "numpy": lambda x: int(x.numpy()),
+}  # fmt: skip
 
 
 def by_torch(function, *score):
     """What it gives at all places, of one after the other."""
     shape = (2, HEADS, ROWS, KEYS)
     found = [
-        function(*(each[place] for each in score), *(torch.tensor(x, dtype=torch.int32) for x in place))
+        function(*(each[place].clone() for each in score), *(torch.tensor(x, dtype=torch.int32) for x in place))
         for place in itertools.product(*map(range, shape))
     ]
     return torch.stack(found).reshape(shape)
@@ -89,7 +132,7 @@ def test_a_score_is_what_torch_makes_of_the_function(name):
 def test_the_text_reads_as_it_would_be_written():
     made = trace("mask_mod", MASKS["both"], torch.device("cpu"), False, "m")
     assert made.tensors["m0"] is DOCUMENTS
-    text = normal(parse.mask(made.text.replace(ROW, "q"), {"m0": Declared("m0", "int64", 1)}))
+    text = normal(parse.mask(made.text.replace(normal(ROW), "q"), {"m0": Declared("m0", "int64", 1)}))
     assert text == "true&&q>=k&&m0[q]==m0[k]"
 
 
@@ -105,6 +148,29 @@ def test_the_text_reads_as_it_would_be_written():
         (lambda b, h, q, k: SEEN[b][1:][k], "mask_mod uses slice of torch: what has some of its indices"),
         (lambda b, h, q, k: True, "mask_mod gives True, no tensor"),
         (lambda b, h, q, k: q.float() ** 1.5 > k, "mask_mod uses pow of torch"),
+        (lambda b, h, q, k: (q.long() * 40503 + k) % 1000 < 500, "mask_mod uses mul of torch: it may leave 32 bits"),
+        (lambda b, h, q, k: 2 ** q.long() > k, "mask_mod uses pow of torch: it may leave 32 bits"),
+        (lambda b, h, q, k: q + 2**40 > k, "mask_mod uses add of torch: it gives int32 of a number with more than 32"),
+        (lambda b, h, q, k: (q * 5).to(torch.int8) >= k, "mask_mod uses _to_copy of torch: it gives torch.int8"),
+        (lambda b, h, q, k: q.short() >= k, "it gives torch.int16"),
+        (lambda b, h, q, k: BYTES[k] + BYTES[q] > 3, "mask_mod uses add of torch: it gives torch.uint8"),
+        (lambda b, h, q, k: q.half() > k, "mask_mod uses _to_copy of torch: it rounds to torch.float16"),
+        (lambda b, h, q, k: q.bfloat16() > k, "it rounds to torch.bfloat16"),
+        (
+            lambda b, h, q, k: q.view(torch.float32) > k,
+            "mask_mod uses view of torch: no expression reads bits as another",
+        ),
+        (lambda b, h, q, k: torch.fmod(q / 2, 2) > k, "mask_mod uses fmod of torch: "),
+        (lambda b, h, q, k: WEIGHT.add_(1) > k, "mask_mod uses add_ of torch: it changes a tensor"),
+        (lambda b, h, q, k: torch.where(q > k, WEIGHT, float("nan")) > 1, "NaN is no number of an expression"),
+        (
+            lambda b, h, q, k: in_view(q, b, h, q, k) > 1,
+            "mask_mod uses add_ of torch: it changes a tensor that has a view",
+        ),
+        (lambda b, h, q, k: grown(q / 2, b, h, q, k) > 1, "more than 4,000 letters: use a tensor"),
+        (lambda b, h, q, k: sum([k] * 120) > q, "more than 100 operations wait for each other"),
+        (lambda b, h, q, k: q * 1j == k, "1j is no number of an expression"),
+        ("text", "mask_mod is 'text'; it should be a function"),
     ],
 )
 def test_what_cannot_be_traced_is_refused_by_the_operation(function, said):
@@ -113,25 +179,71 @@ def test_what_cannot_be_traced_is_refused_by_the_operation(function, said):
     assert said in str(refused.value)
 
 
-def test_a_function_is_traced_once_for_what_it_reads(monkeypatch):
-    scale, made = torch.tensor(0.5), []
-    monkeypatch.setattr(flex, "_traced", {})
-    monkeypatch.setattr(flex, "trace", lambda *given: made.append(given) or trace(*given))
-    number = 2
+@pytest.mark.parametrize("name", READS)
+def test_no_tensor_gives_its_value_to_the_text(name):
+    with pytest.raises(UnsupportedProblemError, match="mask_mod cannot be traced: it asks a tensor for its value"):
+        create_block_mask(lambda b, h, q, k: q - k < READS[name](WEIGHT), None, None, ROWS, KEYS, device="cpu")
+
+
+def test_what_a_function_reads_is_read_again(monkeypatch):
+    """Whatever holds it: no copy of an earlier trace is taken."""
+    settings, seen = types.SimpleNamespace(table=torch.nn.Parameter(BIAS, requires_grad=False)), []
+    monkeypatch.setattr(flex, "attention", lambda q, k, v, **asked: seen.append(asked) or q)
+    q = torch.randn(1, 1, ROWS, 64).bfloat16()
 
     def score(s, b, h, q, k):
-        return s * scale + number
+        return (lambda x: x * settings.width + score.added + settings.table[:, 4:][h, k])(s)
 
-    def traced():
-        return flex._score_of(score, torch.device("cpu"))
+    for settings.width, score.added, table in ((16777217, 1, BIAS), (16777217.0, 2, BIAS + 1)):
+        settings.table.data = table
+        flex_attention(q, q, q, score_mod=score)
+        assert torch.equal(seen[-1]["tensors"]["t0"], table[:, 4:])
+    assert [asked["score"] for asked in seen] == ["s*16777217+1+t0[h][k]", "s*16777216.0+2+t0[h][k]"]
 
-    assert traced() is traced()
-    assert len(made) == 1
-    before, scale = scale, torch.tensor(0.25)
-    assert traced().tensors["t0"] is scale is not before
-    number = 3
-    assert "3" in traced().text
-    assert len(made) == 3
+
+def test_no_tensor_outlives_a_call():
+    def known_by(table):
+        trace("score_mod", lambda s, b, h, q, k: s + table[h, k], torch.device("cpu"), True, "t")
+        return weakref.ref(table)
+
+    known = known_by(torch.zeros(HEADS, KEYS))
+    gc.collect()
+    assert known() is None
+
+
+def test_threads_trace_one_after_the_other():
+    def text(number):
+        return trace("score_mod", lambda s, b, h, q, k: s * number + k, torch.device("cpu"), True, "t").text
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(text, range(2, 34))) == [f"s*{number}+k" for number in range(2, 34)]
+
+
+def test_numbers_made_inside_are_literals_and_tensors_lie_on_one_device():
+    def text(function):
+        return trace("score_mod", function, torch.device("meta"), True, "t").text
+
+    assert text(lambda s, b, h, q, k: s * torch.tensor(0.5) + torch.tensor([3])[0]) == "s*0.5+3"
+    with pytest.raises(UnsupportedProblemError, match=r"score_mod reads a tensor \(\) on cpu: it should lie on meta"):
+        text(lambda s, b, h, q, k: s * WEIGHT)
+
+
+def test_blocks_that_say_more_than_their_function_are_refused():
+    q = torch.randn(1, 1, 32, 64).bfloat16()
+    whole = torchs.create_block_mask(torchs.noop_mask, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)
+    assert flex._mask_of(whole, q, q).text == "true"
+    indices = torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+    for listed in ([1, 1], [2, 1]):
+        blocks = torchs.BlockMask.from_kv_blocks(
+            torch.tensor([[listed]], dtype=torch.int32), indices, BLOCK_SIZE=16, seq_lengths=(32, 32)
+        )
+        with pytest.raises(UnsupportedProblemError, match="block_mask has no mask_mod and hides blocks"):
+            flex_attention(q, q, q, block_mask=blocks)
+    sliced = torchs.create_block_mask(causal, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)[:1]
+    with pytest.raises(UnsupportedProblemError, match=r"mask_mod cannot be traced: .*slic"):
+        flex_attention(q, q, q, block_mask=sliced)
+    with pytest.raises(UnsupportedProblemError, match="block_mask is of type str; create_block_mask makes one"):
+        flex_attention(q, q, q, block_mask="x")
 
 
 def test_block_masks_of_other_sizes_and_shared_heads_are_refused():
