@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flashladder.common.api.expressions import MOST_LETTERS
 from flashladder.common.api.frontends.flex_tree import (
     PLACES,
     SCORE,
@@ -171,11 +172,11 @@ class _Writer:
         if node.meta["val"].numel() != 1:
             raise self._refuse(node, f"it gives {node.meta['val'].numel()} values, where an expression has one")
         tree = self._fitted(node, name.strip("_"), self._computed(node, name, first))
-        if depth_of(tree) > parse.MOST_DEPTH or len(normal(tree)) > parse.MOST_LETTERS:
+        if depth_of(tree) > parse.MOST_DEPTH or len(normal(tree)) > MOST_LETTERS:
             raise self._refuse(
                 node,
                 f"up to here more than {parse.MOST_DEPTH} operations wait for each other, or the text has more than "
-                f"{parse.MOST_LETTERS:,} letters: use a tensor",
+                f"{MOST_LETTERS:,} letters: use a tensor",
             )
         return tree
 
