@@ -311,7 +311,8 @@ def test_a_problem_stays_with_the_rung_that_it_was_tuned_for(on_a_gpu, tmp_path,
     monkeypatch.setattr(prebuilt, "missing", lambda folder, requests: [])
     monkeypatch.setattr(winners, "FOLDER", tmp_path / "tuned")
     ladder = catalog.ladder_of("forward")
-    takers = [launch for launch in ladder.launches if not launch.when and catalog.find(launch.rung).takes(PLAIN)]
+    always = [launch for launch in ladder.launches if launch.when == "True"]
+    takers = [launch for launch in always if catalog.find(launch.rung).takes(PLAIN)]
     rivals = tuple(launch.model_copy(update={"rival": True}) for launch in takers[:2])
     monkeypatch.setattr(launches, "ladder_of", lambda operation: ladder.model_copy(update={"launches": rivals}))
     out, first, second = tmp_path / "out", *(catalog.find(launch.rung) for launch in rivals)
