@@ -4,18 +4,14 @@ Most of one feature share a configuration, which is compiled once: head_dim 64, 
 """
 
 import math
-import random
 
 import pytest
 import torch
 
-from flashladder.common.compiler import build_one
-from flashladder.common.errors import EmulatorError
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP, HEAD_DIMS
 from flashladder.common.problem.inputs import make_inputs
-from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.tests.support.random_expressions import EXTENT, random_mask
+from flashladder.tests.support.rung_expressions import OF_EXPRESSIONS
 from flashladder.tests.support.rung_packed import (
     equal_lengths_are_a_batch,
     lengths_about_each_boundary,
@@ -25,7 +21,7 @@ from flashladder.tests.support.rung_packed import (
     within_the_tensors_whatever_cu_seqlens_say,
     zeros_behind_the_last_sequence,
 )
-from flashladder.tests.support.rung_table import BOUNDARIES, built, emulated, id_of, masked, packed
+from flashladder.tests.support.rung_table import BOUNDARIES, built, climbing, emulated, id_of, masked, packed
 
 # Of queries and keys, as in FlashAttention's own tests.
 LENGTHS = ((1, 1), (1, 239), (799, 3), (113, 203), (128, 217))
@@ -61,19 +57,6 @@ def lengths_of_flash_attentions_tests(rung):
 
 def more_tiles_than_ctas(rung):
     emulated(rung, masked(batch=2, num_heads=2, seqlen_q=300, seqlen_k=129), num_sms=1)
-
-
-def climbing(rung, height, every=1, **options):
-    """Scores of each block of keys lie far above those of the blocks before it, which stand behind it.
-
-    Of every so many rows all, of the others some.
-    """
-    problem = masked(seqlen_q=128, seqlen_k=640, **options)
-    tensors = make_inputs(problem)
-    tensors.q[:, ::every].abs_()
-    tensors.k.abs_()
-    tensors.k.copy_(tensors.k * torch.linspace(height, 0.1, 640).reshape(1, 640, 1, 1))
-    emulated(rung, problem, tensors)
 
 
 def scores_that_climb(rung):
@@ -326,93 +309,6 @@ def scores_that_climb_where_weights_are_dropped(rung):
     climbing(rung, 200, dropout_p=0.5)
 
 
-# -- expressions
-
-
-def masks_by_expressions(rung):
-    """Alone and beside what hides keys else; of rows that see no key, and of rows before the first key."""
-    sizes = {"num_heads": 2, "num_heads_k": 1, "seqlen_q": 150, "seqlen_k": 200}
-    for mask, options in (
-        ("k<=q", {}),
-        ("k>q-70||k%8==h", {"causal": True}),
-        ("(k+q)%3!=0", {"causal": False, "window_left": 90, "window_right": 20, "sinks": True}),
-        ("k%40==37&&q<120", {}),
-    ):
-        emulated(rung, masked(**{"causal": False, **sizes, **options}, mods=f"mask={mask}"))
-    early, _ = emulated(rung, masked(seqlen_q=200, seqlen_k=120, causal=False, mods="mask=k<=q&&q!=100"))
-    assert not early.o[:, [*range(80), 180]].any()
-    assert (early.lse[:, :, [*range(80), 180]] == -math.inf).all()
-
-
-def a_mask_that_is_the_causal_one(rung):
-    """Each bit is that of the causal mask where blocks are gone through alike: in one part."""
-    sizes = {"num_heads": 2, "seqlen_q": 40, "seqlen_k": 60}
-    built_in, _ = emulated(rung, masked(**sizes, head_dim=64), block_n=64, edge_n=32)
-    by_text, _ = emulated(rung, masked(**sizes, head_dim=64, causal=False, mods="mask=k<=q"), block_n=64, edge_n=32)
-    assert torch.equal(built_in.o, by_text.o)
-
-
-def tensors_of_expressions(rung):
-    """Of every type, and of no dimension up to four."""
-    sizes = {"num_heads": 2, "seqlen_q": 50, "seqlen_k": 70, "causal": False, "batch": 2}
-    ints = ["bool", "uint8", "int8", "int16", "int32", "int64"]
-    declared = "".join(f"t{name}:{name}[];" for name in sorted(ints))
-    mask = "||".join(f"t{name}[k]{'' if name == 'bool' else '==1'}" for name in sorted(ints))
-    emulated(rung, masked(**sizes, mods=f"{declared}mask={mask}", extents=((70,),) * len(ints)))
-    floats = ["bf16", "fp16", "fp32", "fp64"]
-    declared = "".join(f"t{name}:{name}{'[]' * rank};" for rank, name in enumerate(floats, 1))
-    score = "s*one+tbf16[k]+tfp16[h][k]+tfp32[b][h][k]-tfp64[b][h][q-20][k]"
-    shapes = ((), (70,), (2, 70), (2, 2, 70), (2, 2, 50, 70))
-    emulated(rung, masked(**sizes, mods=f"one:fp32;{declared}score={score}", extents=shapes))
-
-
-def scores_by_expressions(rung):
-    """Behind a softcap and slopes, and before a mask; every function."""
-    bounds = {"softcap": 20.0, "alibi": rung.supports.alibi, "window_left": 120, "dropout_p": 0.2, "sinks": True}
-    sizes = {"num_heads": 2, "num_heads_k": 1, "seqlen_q": 130, "seqlen_k": 190}
-    emulated(rung, masked(**sizes, mods="mask=k%5!=q%5;score=max(s,-3)*(h+1)-abs(k-q)/64.0"))
-    emulated(rung, masked(**sizes, **bounds, mods="mask=k%5!=q%5;score=k<100?s:k==130?-inf:s/2"))
-    emulated(rung, masked(**sizes, head_dim=72, mods="score=tanh(s/4)*4+exp2(-sqrt(abs(s)))-log(1+exp(s))"))
-    emulated(rung, masked(**sizes, head_dim=128, dtype="fp16", mods="score=sin(s)+cos(s)*log2(float(q+2))+floor(s)/8"))
-
-
-def expressions_in_packed_sequences(rung):
-    """b is a sequence's number; positions and lengths are its own."""
-    sizes = {"num_heads": 2, "num_heads_k": 1, "causal": False}
-    mods = "image:int32[][];mask=k<=q||image[b][q]==image[b][k];score=s-(seqlen_k-k)/16.0-b"
-    emulated(rung, packed((70, 0, 33, 1, 130), (120, 10, 33, 0, 200), **sizes, mods=mods, extents=((5, 200),)))
-
-
-def scores_that_an_expression_lets_climb(rung):
-    climbing(rung, 40, mods="score=s*s", dtype="fp16")
-    emulated(rung, masked(seqlen_q=64, seqlen_k=640, causal=False, mods="score=s+(640-k)*50"))
-
-
-def masks_of_random_expressions(rung):
-    """What the host's compiler and torch agree on (tests/expression), by the device's compiler and the emulator."""
-    chance = random.Random(53)
-    for _ in range(5):
-        mods = random_mask(chance, depth=5)
-        extents = [(EXTENT,) * tensor.rank for tensor in mods.tensors]
-        emulated(rung, masked(batch=2, num_heads=2, seqlen_q=40, seqlen_k=70, mods=mods.spelled, extents=extents))
-
-
-def an_expression_has_registers(rung):
-    """As it is configured by itself nothing spills."""
-    arch = target.resolve("emulator", None).arch
-    mods = "image:int32[];slope:fp32[];mask=k<=q||image[q]==image[k];score=s+slope[h]*(k-q)"
-    for head_dim in rung.supports.head_dim:
-        assert build_one(rung, rung.config(head_dim=head_dim, mods=mods), arch).local_bytes == 0, head_dim
-
-
-def an_index_beyond_its_tensor(rung):
-    """The memory of a tensor ends where it does; what a mask hides is not read."""
-    problem = masked(seqlen_q=64, seqlen_k=70, causal=False, mods="t:int32[];mask=t[k]==0", extents=((60,),))
-    with pytest.raises(EmulatorError, match="read out of bounds: tensor of_t, byte offset 256 of 240"):
-        emulated(rung, problem)
-    emulated(rung, masked(seqlen_q=70, seqlen_k=70, mods="t:int32[];score=s+t[q-k]", extents=((70,),)))
-
-
 OF_EACH = (rows_without_keys_and_hidden_keys, lengths_of_flash_attentions_tests, scores_that_climb)
 OF_ALL = (*OF_EACH, more_tiles_than_ctas, softmax_scales, the_same_o_without_lse)
 OF_FEATURES = {  # by its name in `supports`
@@ -448,17 +344,7 @@ OF_FEATURES = {  # by its name in `supports`
     ),
     "apart": (v_narrower_than_q, places_of_q_and_blocks_where_v_is_narrower),
     "head_dim_v": (v_of_other_widths,),
-    "mods": (
-        masks_by_expressions,
-        a_mask_that_is_the_causal_one,
-        tensors_of_expressions,
-        scores_by_expressions,
-        expressions_in_packed_sequences,
-        scores_that_an_expression_lets_climb,
-        masks_of_random_expressions,
-        an_expression_has_registers,
-        an_index_beyond_its_tensor,
-    ),
+    "mods": OF_EXPRESSIONS,
     "sinks": (sinks_of_any_size, sinks_with_all_else),
     "rest": (zeros_behind_the_last_sequence,),
 }

@@ -8,6 +8,7 @@ import math
 import random
 
 import pytest
+import torch
 
 from flashladder.common import catalog
 from flashladder.common.compiler import build_one, translate
@@ -204,6 +205,19 @@ def problem_for(rng, rung, config, longest):
     layout = "bshd" if "row_stride" in rung.choices else rng.choice(("bshd", "bhsd", "padded"))
     sizes = {"batch": rng.randint(1, 2), "num_heads": rng.randint(1, 3)} | lengths | heads
     return Problem(**sizes, **decided(config), layout=layout, seed=rng.randrange(2**31))
+
+
+def climbing(rung, height, every=1, **options):
+    """Scores of each block of keys lie far above those of the blocks before it, which stand behind it.
+
+    Of every so many rows all, of the others some.
+    """
+    problem = masked(seqlen_q=128, seqlen_k=640, **options)
+    tensors = make_inputs(problem)
+    tensors.q[:, ::every].abs_()
+    tensors.k.abs_()
+    tensors.k.copy_(tensors.k * torch.linspace(height, 0.1, 640).reshape(1, 640, 1, 1))
+    emulated(rung, problem, tensors)
 
 
 def one_after_another(config, **kind):
