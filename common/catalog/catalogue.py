@@ -231,7 +231,7 @@ class Version(Implementation):
 
     def _instead(self, problem: "Asked") -> str:
         """What would work, in words: fewer columns, or one feature less; else a reference."""
-        kind, ladder = kind_of(problem), self.its_ladder()
+        kind, ladder = kind_of(problem), sorted(self.its_ladder(), key=lambda rung: not rung.draft)
         narrower = (columns for columns in reversed(HEAD_DIMS) if columns < kind.head_dim)
         nearly = {
             f"with head_dim={columns}": replace(kind, head_dim=columns, head_dim_v=columns) for columns in narrower

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from flashladder.common import catalog, own
@@ -309,3 +311,9 @@ def test_kernels_of_different_operations_are_not_compared(tmp_path):
         rung.config_for(Problem(head_dim=64))
     with pytest.raises(ConfigError, match=r"different operations \(backward, forward\): compare those of one"):
         catalog.one_operation(["forward", "backward", "forward"])
+
+
+def test_what_would_work_is_a_finished_rung_before_a_draft():
+    advice = find("24").alternative(Problem(head_dim=520))
+    name = re.search(r"with head_dim=512 (\w+) would", advice)[1]
+    assert not find(name).draft
