@@ -17,12 +17,14 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessException
 
+from flashladder.common import catalog
 from flashladder.common.api import attention
 from flashladder.common.api.ring import pass_on, ring_attention, zigzag_split
 from flashladder.common.errors import DeviceError, UnsupportedProblemError
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
+from flashladder.common.runtime import target
 
 WARM_UPS, ROUNDS = 3, 10
 
@@ -46,8 +48,8 @@ def hold(problem: Problem, ranks: int, device: str, version: str, trains: bool =
 
     If it `trains`, each has gradients too.
 
-    Raises UnsupportedProblemError for a problem that is not cut evenly, DeviceError for too few GPUs or a process that
-    failed.
+    Raises UnsupportedProblemError for a problem that is not cut evenly or that no rung takes, DeviceError for too few
+    GPUs or a process that failed.
     """
     if problem.seqlen_q != problem.seqlen_k:
         raise UnsupportedProblemError(
@@ -56,6 +58,8 @@ def hold(problem: Problem, ranks: int, device: str, version: str, trains: bool =
     zigzag_split(torch.empty(1, problem.seqlen_q, device="meta"), 0, ranks)  # refuses what is not cut evenly
     if device == "cuda" and (there := torch.cuda.device_count()) < ranks:
         raise DeviceError(f"{ranks} GPUs are wanted, and torch finds {there}; the emulator needs none")
+    card = target.resolve("gpu" if device == "cuda" else "emulator", None).card
+    catalog.choice(problem, card, version)  # refuses what no rung takes
     with tempfile.TemporaryDirectory(prefix="flashladder-ring-") as folder:
         arguments = (ranks, device, problem, version, trains, folder)
         try:

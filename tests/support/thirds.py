@@ -1,4 +1,4 @@
-"""What is asked by thirds: long tests of rungs that no call launches, or marked in_turn, and mutations that are found.
+"""What is asked by thirds: long tests of rungs that no call launches, or marked in_turn, and mutations to be found.
 
 FLASHLADDER_TESTS=all asks all.
 """
@@ -22,8 +22,8 @@ EMULATOR = sorted((ROOT / "common" / "emulator").rglob("*.py"))
 
 
 def is_asked(item):
-    """Whether a test is among those. Which third follows from the files of its rungs, of the emulator and of the test,
-    so that another one is asked when they change."""
+    """Whether a long test is asked. Its third follows from the files of its rungs, of the emulator and of the test:
+    when one of them changes, other tests are asked."""
     rungs = rungs_of(item)
     takes_turns = item.get_closest_marker("in_turn") or not any(rung in launched() for rung in rungs)
     if item.get_closest_marker("every_time") or not rungs or not takes_turns:
@@ -33,7 +33,7 @@ def is_asked(item):
 
 
 def rungs_of(item):
-    """The rungs that a test's parameters are; and which `rung` names: 49, decode/15."""
+    """The rungs among a test's parameters, and the one that its parameter `rung` names, such as 49 or decode/15."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
     rungs = [value for value in given.values() if isinstance(value, Version)]
     if isinstance(named := given.get("rung"), str) and re.fullmatch(r"([a-z]+/)?\d\d", named):
@@ -42,12 +42,12 @@ def rungs_of(item):
 
 
 def is_in_turn(name, *digests):
-    """Whether something is in the third that is asked of what has these digests."""
+    """Whether what has this name, and is made of files with these digests, is in the third that is asked."""
     return os.environ.get("FLASHLADDER_TESTS") == "all" or part(name, *digests) == 0
 
 
 def part(name, *digests):
-    """The third that a test is in, from 0 on."""
+    """The third that it is in, from 0 on."""
     return crc32("\n".join((name, *digests)).encode()) % PARTS
 
 

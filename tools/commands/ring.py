@@ -38,20 +38,18 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from flashladder.common import catalog
+    from flashladder.common.catalog import FASTEST
     from flashladder.common.runtime import target
     from flashladder.common.studies import ring_trial
 
     if arguments.ranks < 1:
         return fail(f"--ranks {arguments.ranks}: there is at least one")
-    place = target.resolve(arguments.device, None)
-    on_gpu = place.on_gpu
+    on_gpu = target.resolve(arguments.device, None).on_gpu
     defaults: dict[str, Any] = GPU_DEFAULTS if on_gpu else EMULATOR_DEFAULTS
     problem = options.problem(arguments, FIRST, **defaults)
     if not on_gpu:
         warn(f"no GPU: {problem.seqlen_q} tokens (--seqlen), on the emulator; the answer is checked, and not timed")
-    device, version = "cuda" if on_gpu else "cpu", arguments.version or catalog.FASTEST
-    catalog.choice(problem, place.card, version)  # refuses, before processes begin, what no rung takes
+    device, version = "cuda" if on_gpu else "cpu", arguments.version or FASTEST
     trial = ring_trial.hold(problem, arguments.ranks, device, version, arguments.train)
     console.print(f"{arguments.ranks} ranks, {problem.name}", style="bold", soft_wrap=True)
     rows = ((name, f"{error:.2g}", f"{trial.tolerances[name]:.2g}") for name, error in trial.errors.items())
