@@ -120,7 +120,7 @@ class _Latent(Decode):
         if p.fp8_rows:
             drawn[CACHES[0]] = cache.new_empty((*cache.shape[:-1], p.head_dim), dtype=torch.bfloat16)
             drawn[CACHES[1]] = drawn[CACHES[0]][..., : p.head_dim_v]
-        drawn.setdefault(TABLE, torch.empty(dense.tensors[TABLE].shape, dtype=torch.int32) if p.paged else cache)
+        drawn.setdefault(TABLE, cache.new_empty(dense.tensors[TABLE].shape, dtype=torch.int32) if p.paged else cache)
         super().draw(dense, drawn, generator)
         if p.fp8_rows:
             cache.copy_(latent_rows.to_bytes(*drawn[CACHES[0]].split((HEAD_DIM_V, HEAD_DIM - HEAD_DIM_V), -1)))
