@@ -16,14 +16,15 @@ from flashladder.common.runtime.gpu import device_arch
 from flashladder.tests.support import fake_cuda, triton_process
 
 pytestmark = pytest.mark.gpu
-LAUNCHED = [launch.rung for launch in catalog.ladder_of("forward").launches]
+USUAL = Problem(batch=2, seqlen_q=200, num_heads=4, head_dim=64, causal=True)
+LAUNCHED = [launch.rung for launch in catalog.ladder_of("forward").launches if catalog.find(launch.rung).takes(USUAL)]
 
 
 @pytest.mark.parametrize("version", [*LAUNCHED, "any_attention"])
 def test_a_replay_reads_what_the_tensors_hold_then(version):
     if not catalog.find(version).runs_on(device_arch()):
         pytest.skip(f"{version} has no instructions for this GPU")
-    _, (q, k, v) = qkv(Problem(batch=2, seqlen_q=200, num_heads=4, head_dim=64, causal=True), "cuda")
+    _, (q, k, v) = qkv(USUAL, "cuda")
     out = torch.empty_like(q)
     attention(q, k, v, causal=True, version=version, out=out)
     graph = torch.cuda.CUDAGraph()
