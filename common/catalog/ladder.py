@@ -13,6 +13,7 @@
       {batch: [1, 8], seqlens: [1024, 8192], mode: cold_graph}
     cells:                 problems that are published beside official kernels, in groups (`flashladder bench --cells`)
       plain: {cases: {d64: {head_dim: 64}}, causal: [true], seqlens: [1024, 4096]}
+      verify: {cases: {32/8 heads: {packed_q: true}}, rows: {8 of 4 rows: [8 x 4 of 4096]}, mode: cold_graph}
 
 `when` reads the fields of a kind (common/problem/kind.py), its options and its classes. Of those that are rivals, the
 tuner's winners decide which goes first. Where one with `only: true` holds, no other is asked: it says what it lacks.
@@ -25,6 +26,7 @@ A ladder of one's own may have such a file; without it, nothing launches its run
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -73,12 +75,18 @@ class Search(Declared):
 
 
 class Cells(Declared):
-    """A group of problems: each case with each mask, at each length or, packed, in each mix of lengths."""
+    """A group of problems of one of the ladder's operations, the first if it names none: each case with each mask, at
+    each length, and for each number of sequences where these are given. Instead of lengths: packed, in each mix; or
+    with sequences as they are listed, so many each of so many rows and keys."""
 
+    operation: StrictStr = ""
     cases: dict[StrictStr, Fields]  # fields of a problem and options, by words for tables
     causal: tuple[StrictBool, ...] = (False, True)
     seqlens: tuple[StrictInt, ...] = (1024, 4096, 16384)
-    mixes: tuple[StrictStr, ...] = ()  # of common/measure/packing.py, instead of lengths
+    batch: tuple[StrictInt, ...] = ()
+    mixes: tuple[StrictStr, ...] = ()  # of common/measure/packing.py
+    rows: dict[StrictStr, tuple[StrictStr, ...]] = Field(default_factory=dict)  # COUNT x ROWS of KEYS, by words
+    mode: Mode = "hot"
 
 
 class Ladder(Declared):
@@ -91,6 +99,10 @@ class Ladder(Declared):
     launches: tuple[Launch, ...] = ()
     search: Search = Search()
     cells: dict[StrictStr, Cells] = Field(default_factory=dict)
+
+    def cells_of(self, operation: str) -> dict[str, Cells]:
+        """The groups of one of its operations."""
+        return {name: each for name, each in self.cells.items() if (each.operation or self.operations[0]) == operation}
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -105,10 +117,19 @@ class Ladder(Declared):
 @cache
 def ladder_of(operation: str) -> Ladder:
     """The ladder whose rungs compute an operation for calls; one without launches where none does."""
-    for path in own.declared(FILE).values():
+    return next((ladder for _, ladder in _computing(operation)), Ladder())
+
+
+def ladder_name(operation: str) -> str:
+    """What that ladder is called; the operation itself where there is none."""
+    return next((name for name, _ in _computing(operation)), operation)
+
+
+def _computing(operation: str) -> Iterator[tuple[str, Ladder]]:
+    """The ladders whose rungs compute an operation, with their names."""
+    for name, path in own.declared(FILE).items():
         if operation in (found := _read(path)).operations:
-            return found
-    return Ladder()
+            yield name, found
 
 
 def kind_of(asked: Problem | Kind) -> Kind:

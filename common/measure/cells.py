@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flashladder.common.catalog import ladder_of
+from flashladder.common.catalog.schema import Mode
 from flashladder.common.errors import ConfigError, unknown
 from flashladder.common.measure import packing
 from flashladder.common.problem.problem import Problem, operation_named
 
 TOKENS = 16384  # of all sequences of a cell
 ALL = "all"  # groups
+_ROWS = re.compile(r"(\d+) x (\d+) of (\d+)")
 
 
 @dataclass(frozen=True)
@@ -23,19 +26,20 @@ class Cell:
     case: str
     mix: str | None  # of lengths, of packed sequences
     problem: Problem
+    mode: Mode = "hot"  # in which it is timed
 
     @property
     def title(self) -> str:
         """Its place in words."""
         mask = "causal" if self.problem.causal else "full"
-        return f"{self.group}: {self.case}, {mask}, {self.mix or self.problem.seqlen_q}"
+        return f"{self.group}: {self.case}, {mask}, {self.mix or max(self.problem.seqlen_q, self.problem.seqlen_k)}"
 
 
 def cells(operation: str, groups: Iterable[str]) -> list[Cell]:
     """Those of some groups, or of ALL; ConfigError for a group that the operation's ladder has not."""
-    known = ladder_of(operation).cells
+    known = ladder_of(operation).cells_of(operation)
     if not known:
-        raise ConfigError(f"the ladder of the operation {operation} has no cells: give shapes instead of --cells")
+        raise ConfigError(f"the operation {operation} has no cells in its ladder: give shapes instead of --cells")
     found: list[Cell] = []
     for group in known if list(groups) == [ALL] else dict.fromkeys(groups):
         if group not in known:
@@ -46,6 +50,7 @@ def cells(operation: str, groups: Iterable[str]) -> list[Cell]:
 
 def _of_group(operation: str, group: str) -> Iterator[Cell]:
     declared, kind = ladder_of(operation).cells[group], operation_named(operation)
+    mode = declared.mode
     own = {option.name for option in kind.options}
     for case, values in declared.cases.items():
         given: dict[str, Any] = {name: value for name, value in values.items() if name not in own}
@@ -54,6 +59,24 @@ def _of_group(operation: str, group: str) -> Iterator[Cell]:
             same = {**kind.usual, **given, "operation": operation, "options": options, "causal": causal}
             for mix in declared.mixes:
                 packed = {"batch": 1, "seqlens_q": packing.lengths(mix, TOKENS)}
-                yield Cell(group, case, mix, Problem(**same | packed))
-            for seqlen in () if declared.mixes else declared.seqlens:
-                yield Cell(group, case, None, Problem(**same | kind.of_length(seqlen, TOKENS)))
+                yield Cell(group, case, mix, Problem(**same | packed), mode)
+            for words, listed in declared.rows.items():
+                yield Cell(group, case, words, Problem(**same | _sequences(listed)), mode)
+            for batch in () if declared.mixes or declared.rows else declared.batch or (None,):
+                of_batch = {"batch": batch} if batch else {}
+                words = f"{case}, {batch} sequence{'s' * (batch > 1)}" if batch else case
+                for seqlen in declared.seqlens:
+                    yield Cell(group, words, None, Problem(**same | kind.of_length(seqlen, TOKENS) | of_batch), mode)
+
+
+def _sequences(listed: Sequence[str]) -> dict[str, Any]:
+    """Their rows and keys. ConfigError for a text of another form."""
+    rows: list[int] = []
+    keys: list[int] = []
+    for text in listed:
+        if not (found := _ROWS.fullmatch(text)):
+            raise ConfigError(f"rows {text}: sequences are listed as COUNT x ROWS of KEYS, such as 8 x 4 of 4096")
+        count, of_each, seen = map(int, found.groups())
+        rows += [of_each] * count
+        keys += [seen] * count
+    return {"batch": len(rows), "seqlens_q": tuple(rows), "seqlens_k": tuple(keys), "seqlen_k": max(keys)}

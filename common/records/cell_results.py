@@ -12,6 +12,7 @@ from statistics import geometric_mean
 import pandas as pd
 
 from flashladder.common.measure import baselines
+from flashladder.common.problem.problem import COMPUTE, operation_named
 
 FASTEST = "fastest rung"  # in the place of a rung: of each cell the one with the least time
 _PLACE = ["group", "case", "causal", "size"]
@@ -19,14 +20,16 @@ _PLACE = ["group", "case", "causal", "size"]
 
 @dataclass(frozen=True)
 class CellResult:
-    """The times of a cell's kernels in microseconds, and their rates in TFLOP/s, by baseline or rung."""
+    """The times of a cell's kernels in microseconds, and the figures that tables show, by baseline or rung: TFLOP/s, or
+    times again of what memory bounds."""
 
     group: str
     case: str
     causal: bool
     size: str  # a length, or a mix of lengths
     times: Mapping[str, float]
-    rates: Mapping[str, float]
+    figures: Mapping[str, float]
+    unit: str = COMPUTE
 
     @property
     def mask(self) -> str:
@@ -79,7 +82,8 @@ def latest(rows: pd.DataFrame) -> pd.DataFrame:
     """Of each cell the timed rows of its latest run, with a column for the size."""
     timed = rows[is_of_cell(rows) & rows["time_us"].notna()]
     is_packed = timed["mix"].notna() & timed["mix"].ne("")
-    timed = timed.assign(size=timed["mix"].where(is_packed, timed["seqlen_q"].astype(str)))
+    longest = timed[["seqlen_q", "seqlen_k"]].max(axis=1)
+    timed = timed.assign(size=timed["mix"].where(is_packed, longest.astype(str)))
     order = timed.sort_values("time", kind="stable")
     return timed[timed["run"] == order.groupby(_PLACE)["run"].transform("last").reindex(timed.index)]
 
@@ -89,8 +93,10 @@ def results(rows: pd.DataFrame) -> list[CellResult]:
     found = []
     for (group, case, causal, size), of_cell in rows.groupby(_PLACE, sort=False):
         fastest = of_cell.sort_values("time_us", kind="stable").drop_duplicates("version").sort_index()
-        times, rates = (dict(zip(fastest["version"], fastest[name], strict=True)) for name in ("time_us", "tflops"))
-        found.append(CellResult(str(group), str(case), bool(causal), str(size), times, rates))
+        is_compute = operation_named(str(fastest["operation"].iloc[0])).unit == COMPUTE
+        column, unit = ("tflops", COMPUTE) if is_compute else ("time_us", "us")
+        times, figures = (dict(zip(fastest["version"], fastest[name], strict=True)) for name in ("time_us", column))
+        found.append(CellResult(str(group), str(case), bool(causal), str(size), times, figures, unit))
     return found
 
 

@@ -34,11 +34,11 @@ def of_run(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 
 def of_groups(cells: Sequence[CellResult]) -> Iterator[CellTable]:
-    """For each group every kernel's TFLOP/s in each cell, and behind it the ratio."""
+    """For each group every kernel's figure in each cell, and behind it the ratio."""
     for group, among in by_group(cells).items():
         sizes = _sizes(among)
         rows = [line for _, row in rows_of(among) for line in _lines(row, sizes)]
-        title = f"{group}: TFLOP/s, and the fastest official kernel's time / its own"
+        title = f"{group}: {among[0].unit}, and the fastest official kernel's time / its own"
         yield CellTable(title, ["case", "mask", "kernel", *numbers(*sizes)], rows)
 
 
@@ -97,4 +97,4 @@ def _cell(cell: CellResult | None, kernel: str) -> str:
     if cell is None or kernel not in cell.times:
         return ""
     ratio = None if kernel in baselines.titles() else cell.ratio(kernel)
-    return formats.mean_rate(cell.rates[kernel]) + (f" ({ratio:.2f})" if ratio else "")
+    return formats.mean_rate(cell.figures[kernel], cell.unit) + (f" ({ratio:.2f})" if ratio else "")

@@ -15,8 +15,9 @@ def rate(value: float, unit: str = "TFLOP/s") -> str:
 
 
 def mean_rate(value: float, unit: str = "TFLOP/s") -> str:
-    """A mean of speeds, in whole TFLOP/s; memory's with two decimals."""
-    return f"{value:.2f}" if unit == "TB/s" else f"{value:.0f}"
+    """A mean of speeds, in whole TFLOP/s; memory's with two decimals. Of times, in us, three digits."""
+    decimals = {"TB/s": 2, "us": max(0, 3 - len(str(int(value))))}
+    return f"{value:.{decimals.get(unit, 0)}f}"
 
 
 def ratio(value: float) -> str:

@@ -36,9 +36,8 @@ def test_a_chart_of_a_bench_shows_what_was_logged():
     """The lengths of the cells of README's kind, in the run that the page of cells has."""
     logs = benches.read(PUBLISHED, [])
     cells = cell_results.results(cell_results.of_logs(logs)["backward"]["h200"])
-    rates = {
-        int(cell.size): cell.rates for cell in cells if (cell.group, cell.case, cell.causal) == ("plain", "d128", False)
-    }
+    plain = [cell for cell in cells if (cell.group, cell.case, cell.causal) == ("plain", "d128", False)]
+    rates = {int(cell.size): cell.figures for cell in plain}
     words, html = speed.chart(catalog.find("backward/20"))
     assert "H200" in words
     assert "head_dim 128, no mask" in words

@@ -228,13 +228,57 @@ def test_an_unknown_name_lists_what_there_is():
         baselines.find("fa5", "forward")
 
 
+class PlannedRows(PlannedDecode):
+    """FlashInfer's wrapper for rows of many sequences, of which each is told apart by where they begin."""
+
+    def __init__(self, workspace, kv_layout):
+        super().__init__(workspace, kv_layout, use_tensor_cores=True)
+
+    def plan(self, starts, *cache, causal, **options):
+        super().plan(*cache, **options)
+        self.starts, self.causal = starts.tolist(), causal
+
+    def run(self, q, caches):
+        pages, last, found = self.pages, self.last, []
+        for (begin, end), *of_sequence in zip(pairwise(self.starts), pages, last, strict=True):
+            for row in range(begin, end):
+                seen = (len(of_sequence[0]) - 1) * self.sizes[3] + of_sequence[1] - (end - 1 - row) * self.causal
+                self.pages, self.last = [of_sequence[0]], [seen - (len(of_sequence[0]) - 1) * self.sizes[3]]
+                found.append(super().run(q[row : row + 1], caches))
+        return torch.cat(found)
+
+
+def test_flashinfer_is_told_where_rows_begin(on_hopper, monkeypatch):
+    problem = decode((90, 70), {**PAGED, "packed_q": True}, seqlens_q=(3, 2), causal=True)
+    tensors, baseline = make_inputs(problem), baselines.find("flashinfer", "decode")
+    fake = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=PlannedRows)
+    monkeypatch.setattr(type(baseline), "_import", lambda _: fake)
+    tensors.o.copy_(baseline.prepare(problem, tensors)().o)
+    verify(expect(problem, tensors), {"o": tensors.o}).require("the fake FlashInfer")
+
+
+def test_a_build_for_lengths_alone_is_told_of_a_cache(on_hopper, monkeypatch):
+    def fwd(q, k, v, *, cu_seqlens_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table, **options):
+        assert (cu_seqlens_q.tolist(), max_seqlen_q, max_seqlen_k) == ([0, 1, 2], 1, 192)
+        assert (options["num_splits"], options["causal"], block_table) == (0, False, None)
+        return q + 1, None
+
+    problem = decode((192, 100))
+    tensors, baseline = make_inputs(problem), baselines.find("fa3", "decode")
+    monkeypatch.setattr(type(baseline), "_import", lambda _: SimpleNamespace(fwd=fwd))
+    assert torch.equal(baseline.prepare(problem, tensors)().o, tensors.q + 1)
+
+
 ROWS = decode(seqlens_q=(5, 0, 1), options={**PAGED, "packed_q": True})
 
 
 @pytest.mark.parametrize("name", baselines.of("decode"))
-def test_one_library_is_given_rows_of_many_sequences(on_hopper, name):
+def test_two_libraries_are_given_rows_of_many_sequences(on_hopper, name):
     refusal = baselines.find(name, "decode").refusal(ROWS)
-    assert refusal is None if name == "fa3" else "is asked for no rows that lie one behind the other" in refusal
+    if name in ("fa3", "flashinfer"):
+        assert refusal is None
+    else:
+        assert "is asked for no rows that lie one behind the other" in refusal
 
 
 def test_it_is_told_where_rows_begin(on_hopper, monkeypatch):

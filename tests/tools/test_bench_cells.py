@@ -3,13 +3,12 @@
 import re
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flashladder.common import catalog, console
-from flashladder.common.catalog.ladder import Cells
+from flashladder.common.catalog.ladder import Cells, Ladder
 from flashladder.common.errors import ConfigError
 from flashladder.common.measure import baselines, cells, contest
 from flashladder.common.measure.baselines import backward
@@ -20,12 +19,10 @@ from flashladder.tests.support import fake_gpu
 from flashladder.tools.commands import bench
 
 SMALL = {"head_dim": 64, "num_heads": 1}
-LADDER = SimpleNamespace(
-    cells={
-        "plain": Cells(cases={"d64": SMALL}, causal=(True,), seqlens=(64, 128)),
-        "packed": Cells(cases={"same bits": {**SMALL, "deterministic": True}}, causal=(False,), mixes=("spread",)),
-    }
-)
+CELLS = {
+    "plain": Cells(cases={"d64": SMALL}, causal=(True,), seqlens=(64, 128)),
+    "packed": Cells(cases={"same bits": {**SMALL, "deterministic": True}}, causal=(False,), mixes=("spread",)),
+}
 OFFICIAL_US = {"fa2": 100.0, "fa4": 60.0}  # ours takes 80
 
 
@@ -51,7 +48,7 @@ def run(monkeypatch, tmp_path, capsys, calls):
     fake_gpu.install(monkeypatch)
     monkeypatch.setenv("FLASHLADDER_RESULTS", str(tmp_path))
     monkeypatch.setattr(fake_gpu, "RIGHT", {rung.name for rung in catalog.versions(ladder="backward")})
-    monkeypatch.setattr(cells, "ladder_of", lambda _: LADDER)
+    monkeypatch.setattr(cells, "ladder_of", lambda name: Ladder(operations=(name,), cells=CELLS))
     monkeypatch.setattr(cells, "TOKENS", 128)
     monkeypatch.setattr(cells.packing, "lengths", lambda mix, tokens: (tokens - 7, 7))
     monkeypatch.setattr(contest, "warm", partial(contest.warm, device="cpu"))
@@ -124,8 +121,37 @@ def test_what_is_refused(run, words, message):
 
 
 def test_a_ladder_without_cells():
-    with pytest.raises(ConfigError, match="the ladder of the operation mla has no cells"):
-        cells.cells("mla", ["all"])
+    with pytest.raises(ConfigError, match="the operation append has no cells in its ladder"):
+        cells.cells("append", ["all"])
+
+
+@pytest.mark.parametrize("operation", ["forward", "packed", "decode", "mla"])
+def test_cells_of_other_ladders(operation):
+    found = cells.cells(operation, [cells.ALL])
+    assert {cell.problem.operation for cell in found} == {operation}
+    places = [(cell.group, cell.case, cell.problem.causal, cell.mix or cell.problem.seqlen_k) for cell in found]
+    assert len(set(places)) == len(places)
+    for cell in found:
+        catalog.choice(cell.problem, catalog.Card("sm_90a", load_gpu("h100")))
+    wanted = "cold_graph" if operation in ("decode", "mla") else "hot"
+    assert {cell.mode for cell in found if cell.group != "prompts"} == {wanted}
+
+
+def test_sequences_as_they_are_listed():
+    found = {cell.mix: cell.problem for cell in cells.cells("decode", ["mixed rows"])}
+    problem = found["32 of 1 and 2 of 512 over 4k"]
+    assert (problem.batch, problem.seqlen_q, problem.seqlen_k) == (34, 32 + 1024, 4096)
+    assert problem.seqlens_q == (1,) * 32 + (512, 512)
+    assert problem.seqlens_k == (4096,) * 34
+
+
+def test_a_list_of_sequences_in_another_form(monkeypatch):
+    listed = Ladder(
+        operations=("decode",), cells={"odd": Cells(cases={"x": {"packed_q": True}}, rows={"y": ("8 x 4",)})}
+    )
+    monkeypatch.setattr(cells, "ladder_of", lambda _: listed)
+    with pytest.raises(ConfigError, match="rows 8 x 4: sequences are listed as COUNT x ROWS of KEYS"):
+        cells.cells("decode", ["odd"])
 
 
 def test_cells_of_the_backward_ladder_are_problems_that_its_calls_take():

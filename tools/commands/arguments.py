@@ -192,7 +192,7 @@ def add_timing(parser: argparse.ArgumentParser, default: str | None = "hot") -> 
         default=default,
         help="hot: short bursts, L2 as it is; graph: those in a CUDA graph; cold_graph: there, from one copy of the "
         "tensors to the next; cold: L2 flushed before each launch; sustained: at the power limit "
-        f"(default: {default or 'as the ladder says'})",
+        f"(default: {default or 'as the ladder says, or hot'})",
     )
     add_rounds(parser)
 

@@ -9,13 +9,14 @@ flashladder bench c py_fa2 --device cpu --seqlens 1024 --tokens 1024 --heads 2
 flashladder bench backward --cells all     what calls launch beside every official kernel that is installed
 
 A kernel is a rung, a reference, or an operation: of that, each problem's rung is the one that calls launch for it. With
---cells the problems are those of the ladder's ladder.yaml. They go to the log LADDER_GPU, of which `flashladder
-dashboard` makes a page and a picture. Each cell is logged as soon as it is done.
+--cells the problems are those of the ladder's ladder.yaml, timed in the mode that stands there. They go to the log
+LADDER_GPU, of which `flashladder dashboard` makes a page and a picture. Each cell is logged as soon as it is done.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,10 +57,10 @@ def parser() -> Parser:
     options.add_no_lse(made)
     options.add_bounds(made)
     options.add_config(made)
-    options.add_timing(made)
+    options.add_timing(made, None)
     made.add_argument("--brief", action="store_true", help="only the last table, one line a kernel")
     made.add_argument("--out", type=Path, metavar="FILE", help="write what is printed to a file too")
-    made.add_argument("--log", metavar="NAME", help="which log of results/ (default: bench; of cells: OPERATION_GPU)")
+    made.add_argument("--log", metavar="NAME", help="which log of results/ (default: bench; of cells: LADDER_GPU)")
     made.add_argument("--no-log", action="store_true", help="write nothing to results/")
     options.add_json(made)
     return made
@@ -81,7 +82,7 @@ def main(arguments: argparse.Namespace) -> int:
     entrants = [parse(text, options.config_values(arguments.config), arguments.device) for text in arguments.kernels]
     on_gpu, operation = arguments.device == "gpu", catalog.one_operation(entrant.operation for entrant in entrants)
     official = _official(arguments, operation, on_gpu)
-    settings = TimingSettings(arguments.mode, arguments.rounds, arguments.seed)
+    settings = TimingSettings(arguments.mode or "hot", arguments.rounds, arguments.seed)
     folder, cells = catalog.results_of(entrant.kernel for entrant in entrants), _cells(arguments, operation)
     run, log = records.new_run(), records.bench(arguments.log or _log(operation, cells), folder)
     contests: list[Contest] = []
@@ -95,6 +96,7 @@ def main(arguments: argparse.Namespace) -> int:
     for number, (problem, kernels) in enumerate(lineup.items(), start=1):
         if cell := cells.get(problem):
             console.print(f"{number} of {len(lineup)}: {cell.title}", soft_wrap=True)
+            settings = replace(settings, mode=arguments.mode or cell.mode)
         result = contest.hold(problem, kernels, official, settings, "cuda" if on_gpu else "cpu")
         contests.append(result)
         if arguments.json:
@@ -163,7 +165,7 @@ def _log(operation: str, cells: Mapping[Problem, Cell]) -> str:
 
     if not cells:
         return SCRATCH
-    return f"{operation}_{target.resolve('gpu', None).gpu.name}"
+    return f"{catalog.ladder_name(operation)}_{target.resolve('gpu', None).gpu.name}"
 
 
 def _warm(official: Sequence[Baseline], problems: Sequence[Problem], tell: bool) -> None:

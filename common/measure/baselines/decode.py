@@ -6,6 +6,7 @@ What torch ships knows no lengths on the device: it takes problems whose sequenc
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,25 @@ def _sdpa(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     return run
 
 
+def _flash_3(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """flash_attn_with_kvcache; or `fwd(q, k, v, ...)` of packed q, where a module has kernels for lengths alone."""
+    if not (fwd := getattr(module, "fwd", None)):
+        return _with_kvcache("page_table", module, problem, tensors)
+    starts = [0, *itertools.accumulate(seqlens_q(problem))]
+    options = {
+        "cu_seqlens_q": torch.tensor(starts, dtype=torch.int32, device=tensors.q.device),
+        "max_seqlen_q": max(seqlens_q(problem)),
+        "seqused_k": tensors.cache_seqlens,
+        "max_seqlen_k": problem.seqlen_k,
+        "block_table": tensors.block_table if problem.paged else None,
+        "softmax_scale": problem.softmax_scale,
+        "causal": problem.causal,
+        "num_splits": problem.num_splits,
+    }
+    q = tensors.q.flatten(0, 1)
+    return lambda: Output(fwd(q, tensors.k_cache, tensors.v_cache, **options)[0].view_as(tensors.o))
+
+
 def _with_kvcache(table: str, module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     """flash_attn_with_kvcache; `table` is its name for a block table."""
     q = tensors.q[0] if problem.packed_q else tensors.q
@@ -94,10 +114,12 @@ def _with_kvcache(table: str, module: Any, problem: Problem, tensors: Tensors) -
     return run
 
 
-def _takes_one_row(problem: Problem) -> str | None:
-    if reason := _takes_a_batch(problem):
+def _takes_one_row_or_packed_ones(problem: Problem) -> str | None:
+    if reason := _takes_plain_rows(problem):
         return reason
-    if problem.seqlen_q > 1:
+    if problem.packed_q and not problem.paged:
+        return "reads packed rows' keys in pages alone"
+    if problem.seqlen_q > 1 and not problem.packed_q:
         return f"reads one row a sequence, not {problem.seqlen_q}"
     if not problem.paged and problem.seqlen_k % _PAGE:
         return f"reads a cache in one piece as pages of {_PAGE} keys; seqlen_k={problem.seqlen_k} is no multiple"
@@ -120,26 +142,18 @@ def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     pages = (lengths + size - 1) // size
     ends = torch.nn.functional.pad(pages.cumsum(0, dtype=torch.int32), (1, 0))
     used = torch.arange(table.shape[1], device=k.device) < pages[:, None]
-    workspace = torch.zeros(128 * 2**20, dtype=torch.uint8, device=k.device)
-    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-    wrapper.plan(
-        ends,
-        table[used],
-        lengths - (pages - 1) * size,
-        problem.num_heads,
-        problem.num_heads_k,
-        problem.head_dim,
-        size,
-        q_data_type=tensors.q.dtype,
-        kv_data_type=k.dtype,
-        sm_scale=problem.softmax_scale,
-    )
-    q = tensors.q[:, 0]
-
-    def run() -> Output:
-        return Output(wrapper.run(q, (k, v))[:, None])  # its LSE is in log2
-
-    return run
+    workspace = torch.zeros(256 * 2**20, dtype=torch.uint8, device=k.device)
+    cache = ends, table[used], lengths - (pages - 1) * size
+    heads = problem.num_heads, problem.num_heads_k, problem.head_dim, size
+    options = {"q_data_type": tensors.q.dtype, "kv_data_type": k.dtype, "sm_scale": problem.softmax_scale}
+    if problem.packed_q:
+        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(tensors.cu_seqlens_q, *cache, *heads, causal=problem.causal, **options)
+    else:
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        wrapper.plan(*cache, *heads, **options)
+    q = tensors.q.flatten(0, 1)
+    return lambda: Output(wrapper.run(q, (k, v)).view_as(tensors.o))  # its LSE is in log2
 
 
 _PAGE = 64
@@ -172,7 +186,7 @@ BASELINES = by_name(
         module="flash_attn_interface",
         package="flash_attn_3",
         install=OF_FORWARD["fa3"].install,
-        bind=partial(_with_kvcache, "page_table"),
+        bind=_flash_3,
         refuses=_takes_plain_rows,
         arches=(9,),
     ),
@@ -183,7 +197,7 @@ BASELINES = by_name(
         package="flashinfer-python",
         install=OF_FORWARD["flashinfer"].install,
         bind=_flashinfer,
-        refuses=_takes_one_row,
+        refuses=_takes_one_row_or_packed_ones,
     ),
 )
 ON_CPU = by_name(

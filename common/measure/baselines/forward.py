@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flashladder.common.errors import DeviceError
 from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.operations import forward
+from flashladder.common.problem.operations.forward import SINKS
 from flashladder.common.problem.problem import Problem
 
 _SCORES_LIMIT = 2**32  # bytes that textbook attention may take for S
@@ -102,7 +104,7 @@ def _torch_math(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     """flash_attn_func of FlashAttention 2 and 3: some releases of 3 give LSE unasked, some never."""
     q, k, v = tensors.q, tensors.k, tensors.v
-    options = _options(problem, -1)
+    options = options_of(problem, -1)
     if "return_attn_probs" in signature(module.flash_attn_func).parameters:
         options["return_attn_probs"] = True  # gives LSE; without dropout no probabilities are made
 
@@ -113,9 +115,29 @@ def _flash_attn(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     return run
 
 
+def _flash_3(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """Sinks go to `fwd(q, k, v, ...)` of packed rows, which vLLM's build of it has."""
+    if not problem.sinks:
+        return _flash_attn(module, problem, tensors)
+    if not (fwd := getattr(module, "fwd", None)):
+        raise DeviceError("FlashAttention-3 takes no sinks in this build")
+    starts = torch.arange(problem.batch + 1, dtype=torch.int32, device=tensors.q.device)
+    options = {
+        "softmax_scale": problem.softmax_scale,
+        "causal": problem.causal,
+        "cu_seqlens_q": starts * problem.seqlen_q,
+        "cu_seqlens_k": starts * problem.seqlen_k,
+        "max_seqlen_q": problem.seqlen_q,
+        "max_seqlen_k": problem.seqlen_k,
+        "s_aux": tensors.by_name[SINKS].to(tensors.q.dtype),
+    }
+    q, k, v = (tensor.flatten(0, 1) for tensor in (tensors.q, tensors.k, tensors.v))
+    return lambda: Output(fwd(q, k, v, **options)[0].view_as(tensors.o))
+
+
 def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = tensors.q, tensors.k, tensors.v
-    options = {**_options(problem, None), "return_lse": True}
+    options = {**options_of(problem, None), **sinks_for_4(problem, tensors), "return_lse": True}
 
     def run() -> Output:
         o, lse, *_ = module.flash_attn_func(q, k, v, **options)
@@ -124,7 +146,12 @@ def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     return run
 
 
-def _options(problem: Problem, everything: int | None) -> dict[str, Any]:
+def sinks_for_4(problem: Problem, tensors: Tensors) -> dict[str, Any]:
+    """As FlashAttention-4 takes them."""
+    return {"learnable_sink": tensors.by_name[SINKS].to(torch.bfloat16)} if problem.sinks else {}
+
+
+def options_of(problem: Problem, everything: int | None) -> dict[str, Any]:
     """What every flash_attn_func takes, and of bounds what is asked for: early releases lack some."""
     options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
     if problem.window:
@@ -141,6 +168,29 @@ def sides_of(problem: Problem, everything: int | None) -> tuple[int | None, int 
         everything if keys is None or keys >= longest else keys for keys in (problem.window_left, problem.window_right)
     )
     return left, right
+
+
+def _flex(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    q, k, v = _heads_first(tensors)
+    behind = problem.seqlen_k - problem.seqlen_q
+    mask = None
+    if problem.causal:
+        sizes = (problem.seqlen_q, problem.seqlen_k)
+        mask = module.create_block_mask(lambda b, h, row, key: key <= row + behind, None, None, *sizes, device=q.device)
+    kernel = torch.compile(module.flex_attention, dynamic=False)
+    options = {"scale": problem.softmax_scale, "enable_gqa": problem.num_heads != problem.num_heads_k}
+
+    def run() -> Output:
+        return Output(kernel(q, k, v, block_mask=mask, **options).transpose(1, 2))
+
+    return run
+
+
+def _takes_what_others_do_not(problem: Problem) -> str | None:
+    widest = max(each.max_head_dim for each in BASELINES.values() if each.name not in ("flex", "math"))
+    return (
+        None if problem.head_dim > widest else f"is measured where no other kernel takes the head_dim, above {widest}"
+    )
 
 
 def _flashinfer(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
@@ -255,10 +305,10 @@ BASELINES = by_name(
         module="flash_attn_interface",
         package="flash_attn_3",
         install=_FA3,
-        bind=_flash_attn,
+        bind=_flash_3,
         refuses=_takes_what_was_built,
         arches=(9,),
-        bounds=("window", "softcap"),
+        bounds=("window", "softcap", "sinks"),
         head_dims_apart=_DEEPSEEK,
     ),
     _baseline(
@@ -269,7 +319,7 @@ BASELINES = by_name(
         install="pip install --pre flash-attn-4",
         bind=_flash_attn_4,
         arches=(9, 10),
-        bounds=("window", "softcap"),
+        bounds=("window", "softcap", "sinks"),
         head_dims_apart=_DEEPSEEK,
         compiles=True,
     ),
@@ -281,6 +331,17 @@ BASELINES = by_name(
         install="pip install flashinfer-python",
         bind=_flashinfer,
         refuses=_takes_contiguous,
+        compiles=True,
+    ),
+    _baseline(
+        name="flex",
+        title="FlexAttention (torch)",
+        module="torch.nn.attention.flex_attention",
+        package="torch",
+        install=_TORCH,
+        bind=_flex,
+        refuses=_takes_what_others_do_not,
+        max_head_dim=512,
         compiles=True,
     ),
     _baseline("xformers", "xFormers", "xformers.ops", "xformers", "pip install xformers", _xformers, _takes_no_groups),

@@ -15,8 +15,17 @@ from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
 from flashladder.common.measure.baselines.forward import Output
 from flashladder.common.problem.decode_sizes import seqlens
 from flashladder.common.problem.inputs import Tensors
-from flashladder.common.problem.operations.mla import HEAD_DIM, HEAD_DIM_V
+from flashladder.common.problem.operations.mla import HEAD_DIM, HEAD_DIM_V, INDICES
 from flashladder.common.problem.problem import Problem
+
+
+def _takes_flash_mla_rows(problem: Problem) -> str | None:
+    """Sparse, its kernel for Hopper reads 8-bit rows, which are its own; dense, 16-bit ones."""
+    if not problem.paged or problem.page_size != 64:
+        return "reads pages of 64 keys alone"
+    if problem.fp8_rows and problem.sparse:
+        return None if problem.num_heads % 64 == 0 else f"takes 64 or 128 heads of sparse rows, not {problem.num_heads}"
+    return _is_asked_for_plain_latents(problem)
 
 
 def _is_asked_for_plain_latents(problem: Problem) -> str | None:
@@ -25,11 +34,6 @@ def _is_asked_for_plain_latents(problem: Problem) -> str | None:
     if (columns := (problem.head_dim, problem.head_dim_v)) != (HEAD_DIM, HEAD_DIM_V):
         return f"is asked for {HEAD_DIM} columns and {HEAD_DIM_V} of V alone here, not {columns[0]} and {columns[1]}"
     return None
-
-
-def _takes_pages_of_64(problem: Problem) -> str | None:
-    reads = None if problem.paged and problem.page_size == 64 else "reads pages of 64 keys alone"
-    return _is_asked_for_plain_latents(problem) or reads
 
 
 def _takes_one_head_in_pages(problem: Problem) -> str | None:
@@ -43,8 +47,11 @@ def _flash_mla(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     """Its schedule is made beforehand, once for all layers of a model; it is not timed."""
     heads_of_one = problem.seqlen_q * problem.num_heads // problem.num_heads_k
     metadata = module.get_mla_metadata(tensors.cache_seqlens, heads_of_one, problem.num_heads_k)
-    cache = tensors.q, tensors.k_cache, tensors.block_table, tensors.cache_seqlens, problem.head_dim_v
-    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    table, lengths = (None, None) if problem.sparse else (tensors.block_table, tensors.cache_seqlens)
+    if problem.sparse:
+        options |= {"is_fp8_kvcache": True, "indices": tensors.by_name[INDICES][:, None]}
+    cache = tensors.q, tensors.k_cache, table, lengths, problem.head_dim_v
 
     def run() -> Output:
         return Output(*module.flash_mla_with_kvcache(*cache, *metadata, **options))
@@ -117,7 +124,7 @@ BASELINES = by_name(
         package="flash_mla",
         install="pip install git+https://github.com/deepseek-ai/FlashMLA",
         bind=_flash_mla,
-        refuses=_takes_pages_of_64,
+        refuses=_takes_flash_mla_rows,
         arches=(9,),
     ),
     _baseline(

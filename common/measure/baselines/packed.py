@@ -1,4 +1,4 @@
-"""Other people's kernels for packed sequences: FlashAttention-2 as torch ships it, and FlashAttention-3."""
+"""Other people's kernels for packed sequences: FlashAttention-2 as torch ships it, FlashAttention-3 and -4."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flashladder.common.measure.baselines import Baseline, RunOnce, by_name, forward
-from flashladder.common.measure.baselines.forward import Output
+from flashladder.common.measure.baselines.forward import Output, options_of, sinks_for_4
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.operations import packed
 from flashladder.common.problem.problem import Problem
@@ -29,12 +29,24 @@ def _flash_packed(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 
 
 def _flash_3_packed(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """Its varlen function; or `fwd(q, k, v, ...)`, where a module has kernels for lengths alone."""
     q, k, v = tensors.q[0], tensors.k[0], tensors.v[0]
-    starts = (tensors.cu_seqlens_q, tensors.cu_seqlens_k, problem.seqlen_q, problem.seqlen_k)
-    options = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    starts: dict[str, Any] = {"cu_seqlens_q": tensors.cu_seqlens_q, "cu_seqlens_k": tensors.cu_seqlens_k}
+    starts |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+    starts |= {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    if fwd := getattr(module, "fwd", None):
+        return lambda: Output(fwd(q, k, v, **starts)[0][None])
+    return lambda: Output(module.flash_attn_varlen_func(q, k, v, **starts)[None])
+
+
+def _flash_4_packed(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    q, k, v = tensors.q[0], tensors.k[0], tensors.v[0]
+    starts = (tensors.cu_seqlens_q, tensors.cu_seqlens_k)
+    longest = {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+    options = {**options_of(problem, None), **sinks_for_4(problem, tensors), **longest, "return_lse": True}
 
     def run() -> Output:
-        return Output(module.flash_attn_varlen_func(q, k, v, *starts, **options)[None])
+        return Output(module.flash_attn_varlen_func(q, k, v, None, *starts, **options)[0][None])
 
     return run
 
@@ -47,5 +59,8 @@ _FA3 = replace(
     operation=_NAME,
     bounds=(),
 )
+_FA4 = replace(
+    forward.BASELINES["fa4"], title="FlashAttention-4 of packed sequences", bind=_flash_4_packed, operation=_NAME
+)
 _TITLE = "FlashAttention-2 of packed sequences (torch)"
-BASELINES = by_name(Baseline(_NAME, "fa2", _TITLE, "torch", "torch", "pip install torch", _flash_packed), _FA3)
+BASELINES = by_name(Baseline(_NAME, "fa2", _TITLE, "torch", "torch", "pip install torch", _flash_packed), _FA3, _FA4)

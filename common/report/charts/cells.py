@@ -60,5 +60,5 @@ def _draw(axes: Axes, y: int, cells: Sequence[CellResult], titles: Mapping[str, 
     axes.plot([min(span), max(span)], [y, y], color=colour("grid"), linewidth=3, solid_capstyle="round", zorder=1)
     for (cell, ratio), size in zip(found, np.linspace(4, 9, len(found)), strict=True):  # longer ones are larger
         dot = axes.plot(ratio, y, "o", color=colour("own"), markersize=size, alpha=0.75)[0]
-        rates = [f"{titles[name]} {cell.rates[name]:.0f} TFLOP/s" for name in (cell.official, cell.rung)]
+        rates = [f"{titles[name]} {cell.figures[name]:.0f} {cell.unit}" for name in (cell.official, cell.rung)]
         tip(dot, f"{cell.case}, {cell.mask}, {cell.size}: {ratio:.3f}\n" + "\n".join(rates))
