@@ -126,7 +126,7 @@ def missed_bars(rungs, dtype, **options):
 
 
 def known_to_miss(number, dtype):
-    """By family. From 33 on m may stay below a few scores, whose P are rounded one way; but rung 51 has 24's softmax."""
+    """By family. From 33 on m may lag below a few scores, whose P are rounded one way; 51 has the softmax of 24."""
     if number < "33" or number == "51":
         return {}
     return {"plateau_sparse": "rms"} | ({"plateau_nudge": "rms mean", "runner_up": "rms"} if dtype == "fp16" else {})
