@@ -25,6 +25,7 @@ class Captured:
 
     def __init__(self, launches: Sequence[Callable[[], object]]) -> None:
         self._graph = torch.cuda.CUDAGraph()
+        self._launches = launches  # which hold tensors that replays read
         stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

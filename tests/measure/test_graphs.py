@@ -1,5 +1,6 @@
 """Launches in CUDA graphs, on a stand-in for torch: what a graph holds, how a sample is divided, what is refused."""
 
+import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -146,6 +147,18 @@ def test_warm_up_is_on_the_stream_that_is_captured(card):
     before = card.now
     assert replay() == (kernel.o, None)
     assert card.now == before + 4 * kernel.time_us
+
+
+def test_what_launches_hold_stays_as_long_as_their_graph(card):
+    kernel = Kernel(card)
+    held = weakref.ref(kernel.o)
+    replay = graphs.Captured([lambda kernel=kernel: kernel() and None])
+    card.graphs[-1].held.clear()  # a graph knows addresses alone
+    del kernel
+    assert held() is not None
+    del replay
+    card.graphs.clear()
+    assert held() is None
 
 
 def test_cold_launches_go_from_one_copy_to_the_next(card):
