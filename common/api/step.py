@@ -157,8 +157,8 @@ def attend(step: Step, out: torch.Tensor | None) -> Outputs:
         attend(dataclasses.replace(step, q=step.q.new_zeros((batch, 1, heads, head_dim))), None)
         return new_o(step.q) if out is None else out, new_lse(step.q)
     if out is not None:
-        return out, (decode_out if step.k is None else append_and_decode_out)(*vars(step).values(), out)
-    o, lse = (decode if step.k is None else append_and_decode)(*vars(step).values())
+        return out, (decode_out if step.k is None else append_and_decode_out)(*step.flat(), out)
+    o, lse = (decode if step.k is None else append_and_decode)(*step.flat())
     return o, lse
 
 
