@@ -126,7 +126,8 @@ class _Latent(Decode):
             cache.copy_(latent_rows.to_bytes(*drawn[CACHES[0]].split((HEAD_DIM_V, HEAD_DIM - HEAD_DIM_V), -1)))
         for sequence, length in enumerate(seqlens(p) if p.sparse else ()):
             keys = torch.randperm(length, generator=generator, device=generator.device)
-            rows = drawn[TABLE][sequence, keys // p.page_size] * p.page_size + keys % p.page_size
+            pages = drawn[TABLE][sequence].to(keys.device)
+            rows = pages[keys // p.page_size] * p.page_size + keys % p.page_size
             rows[keys % 8 == 7] = NO_ROW
             tensors[INDICES][sequence].fill_(2**31 - 1)[:length].copy_(rows)
 
