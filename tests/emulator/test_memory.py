@@ -130,6 +130,20 @@ def test_float_reduction_of_four_elements_a_lane():
     assert [outputs[name][5] for name in "defg"] == [a.sum(), 1 + LANES, 0, a.sum()]
 
 
+def test_float_reduction_of_four_elements_that_no_other_lane_has():
+    a = np.arange(LANES, dtype=np.float32)
+    code = """
+        mov.f32 zero, 0f00000000; mov.f32 one, 0f3f800000; mov.u64 at, sums; mul.wide.u32 wide, i, 16;
+        add.u64 at, at, wide; st.global.v4.f32 [at], {a, one, zero, a}; setp.lt.u32 p, i, 20;
+        @p red.relaxed.gpu.global.add.v4.f32 [at], {a, one, one, zero}; ld.global.v4.f32 {d, e, f, g}, [at];
+    """
+    options = {"declarations": ".global .align 16 .b32 sums[128];", "registers": ".reg .f32 zero, one;"}
+    outputs, _ = run_memory(code, {"a": a, "i": THREAD}, dict.fromkeys("defg", "f4"), **options)
+    taking_part = THREAD < 20
+    for name, expected in zip("defg", (a + a * taking_part, 1 + taking_part, taking_part, a), strict=True):
+        assert (outputs[name] == expected).all()
+
+
 # -- what is wrong is named: tensor, offset, CTA, warp, lane, instruction
 
 IN_THE_SECOND_CTA = "mov.u32 x, %ctaid.x; setp.eq.u32 p, x, 1; @p mov.u32 i, 200; "

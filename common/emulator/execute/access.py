@@ -243,12 +243,15 @@ class WarpAccess:
         address, *operands = (np.broadcast_to(part, shape) for part in (address, *values))
         old, changes = np.zeros(shape, code), False
         chosen = np.broadcast_to(True if mask is None else mask, shape)
-        is_sum = space == "global" and name in ("add", "add.ftz") and elements == 1
-        if cells := self.machine.memory.cells(address[chosen], code) if is_sum else None:
+        is_sum = space == "global" and name in ("add", "add.ftz")
+        element_addresses = address[chosen][:, None] + np.arange(0, elements * size, size, dtype=np.uint64)
+        if cells := self.machine.memory.cells(element_addresses, code) if is_sum else None:
             view, at = cells
-            old[chosen] = view[at]
-            view[at] = exchange.atomic_function(name, view[at], [operands[0][chosen]])
-            changes = (view[at] != old[chosen]).any()
+            before = view[at]
+            summands = np.stack([operand[chosen] for operand in operands], axis=-1)
+            view[at] = exchange.atomic_function(name, before, [summands])
+            old[chosen] = before[:, -1]
+            changes = (view[at] != before).any()
         lanes = [] if cells else np.argwhere(chosen).tolist()
         for (row, lane), n in product(lanes, range(elements)):
             where = address[row : row + 1, lane : lane + 1] + n * size

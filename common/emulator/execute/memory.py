@@ -137,9 +137,9 @@ class GlobalMemory:
         return tensor.views[size].view(code), int(index[0, 0])
 
     def cells(self, addresses: np.ndarray, code: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """The same of several, (n); None where two are one, where they are of several tensors, or one is wrong."""
+        """The same of several, of any shape; None where two are one, or of different tensors, or one is wrong."""
         size = np.dtype(code).itemsize
-        if not len(addresses) or len(np.unique(addresses)) < len(addresses):
+        if not addresses.size or len(np.unique(addresses)) < addresses.size:
             return None
         try:
             tensor, index = self._locate(addresses, size, writes=True)
