@@ -2,6 +2,7 @@
 
 import pytest
 from one_kernel import OneKernel
+from test_mutations import once_a_line
 
 from flashladder.common.problem.problem import Problem
 
@@ -10,6 +11,8 @@ pytestmark = pytest.mark.slow
 # These have no synchronisation that one of the others has not, instruction by instruction, and are not asked. Of the
 # others rung 20 is asked for everything, and these for what they have beside it.
 ASKED, AS_IN = ("backward/13", "backward/16"), ("backward/14", "backward/15")
+# Three panels of dQ, of which one warpgroup has two and the other one, which are both ways of rung 21's loop.
+WIDE = {"head_dim": 192, "head_dim_v": 128, "seqlen_k": 100}
 COMMIT = "wgmma.commit_group.sync.aligned"
 
 
@@ -19,6 +22,7 @@ def kernel(name, tiles=2, **options):
     Two tiles of keys: of what is added to dQ, two numbers and zero, the order does not matter.
     """
     sizes = {"seqlen_q": tiles * 64 - 20, "seqlen_k": 200, "head_dim": 128, "num_heads": 2, "num_heads_k": 1}
+    sizes |= WIDE if name == "backward/21" else {}
     return OneKernel(name, "attention_backward", Problem(**sizes, options=options, operation="backward"))
 
 
@@ -71,3 +75,27 @@ def test_whoever_adds_waits_for_the_tile_of_keys_that_stores():
     assert ("ld.acquire.gpu.global.u32", "while (load_acquire(added) == 0) {}", 1, "relaxed") in asked
     _, outputs = at_once.run(at_once.program)
     assert at_once.missed(asked, (), outputs) == []
+
+
+def wide(tiles=3, **options):
+    """Rung 21, which has three places for Q as well."""
+    return kernel("backward/21", tiles, **options)
+
+
+def test_the_loss_of_any_synchronisation_of_unlike_warpgroups_is_reported():
+    """What rung 21 has beside rung 20."""
+    wide().is_exact("backward/21", in_order().reported("backward/20"))
+
+
+def test_the_loss_of_any_part_of_their_order_of_additions_is_reported():
+    """What `deterministic` has beside it; it need not go round the rings."""
+    wide(tiles=2, deterministic=True).is_exact("backward/21, in order", wide().counted())
+
+
+def test_of_a_line_that_is_unrolled_one_access_is_asked():
+    """Of eight that add a panel of dQ, for three panels in the loop and three behind it; and all else."""
+    at_once = wide()
+    found = dict(at_once.mutations())
+    left = once_a_line(found, at_once.program.blocks)
+    assert [name[2] for name in left if name[0].startswith("red.")] == [1, 9, 17, 25, 33, 41]
+    assert {name[0] for name in found.keys() - left.keys()} == {"red.global.add.v4.f32"}

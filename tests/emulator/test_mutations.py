@@ -71,6 +71,18 @@ def kind_of(name):
     return *name[:2], name[3]
 
 
+def once_a_line(asked, blocks):
+    """Without the narrower scopes of accesses that a line makes again in its block, as of an unrolled loop: what orders
+    one of them orders all."""
+    block_of = {i.index: block.index for block in blocks for i in block.instructions}
+    first = {}
+    for name, mutation in asked.items():
+        i = mutation.instruction
+        place = (block_of[i.index], i.opcode, i.source) if mutation.change == "of its CTA" else name
+        first.setdefault(place, name)
+    return {name: asked[name] for name in first.values()}
+
+
 def called(entry):
     """An entry of redundant.yaml, as BESIDE names it."""
     return f"{entry['rung']} with dropout" if entry["config"].get("dropout") else entry["rung"]
@@ -233,7 +245,7 @@ class Rung:
         digest = SOURCES.digest(self.sources[0], paths=False)
         asked = {
             name: each
-            for name, each in found.items()
+            for name, each in once_a_line(found, self.program.blocks).items()
             if not is_hint(name) and name not in answered and (name in redundant or is_in_turn(str(name), digest))
         }
         few, of_few = self.smaller(), None
