@@ -21,13 +21,14 @@ def redundant_of(listed):
 
 
 class OneKernel(Rung):
-    """A kernel of a rung, by its entry, and a problem that takes it round its loops."""
+    """A kernel of a rung, by its entry, configured for a problem that takes it round its loops, and so far as `config`
+    says."""
 
-    def __init__(self, name, entry, problem):
+    def __init__(self, name, entry, problem, **config):
         version = catalog.find(name)
         self.problem, self.entry = problem, entry
         self.arch = "sm_90a" if version.instruction_set == "hopper" else "sm_80"
-        self.artifact = translate(version, version.config_for(problem), self.arch)
+        self.artifact = translate(version, version.config_for(problem, **config), self.arch)
         self.program = compile_ptx(self.artifact.ptx.read_text(), entry)
         self.sources = [
             version.kernel,

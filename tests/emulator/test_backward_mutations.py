@@ -16,19 +16,30 @@ WIDE = {"head_dim": 192, "head_dim_v": 128, "seqlen_k": 100}
 COMMIT = "wgmma.commit_group.sync.aligned"
 
 
-def kernel(name, tiles=2, **options):
+def kernel(name, tiles=2, entry="attention_backward", sizes=None, config=None, **options):
     """Its main kernel, and a problem whose loop goes round: twice so many tiles of Q, of which the last one is cut.
 
-    Two tiles of keys: of what is added to dQ, two numbers and zero, the order does not matter.
+    Two tiles of keys: of what is added to dQ, two numbers and zero, the order does not matter. So it is with heads that
+    add to dK and dV.
     """
-    sizes = {"seqlen_q": tiles * 64 - 20, "seqlen_k": 200, "head_dim": 128, "num_heads": 2, "num_heads_k": 1}
-    sizes |= WIDE if name == "backward/21" else {}
-    return OneKernel(name, "attention_backward", Problem(**sizes, options=options, operation="backward"))
+    usual = {"seqlen_q": tiles * 64 - 20, "seqlen_k": 200, "head_dim": 128, "num_heads": 2, "num_heads_k": 1}
+    problem = Problem(**usual | (sizes or {}), options=options, operation="backward")
+    return OneKernel(name, entry, problem, **(config or {}))
 
 
 def in_order():
     """Rung 20, whose additions have an order."""
     return kernel("backward/20", tiles=3, deterministic=True)
+
+
+def wide(tiles=3, **more):
+    """Rung 21, whose Q may have three places as well."""
+    return kernel("backward/21", tiles, sizes=WIDE, **more)
+
+
+def split(**more):
+    """Rung 20 where a CTA has one head of Q, which calls launch for groups under a causal mask."""
+    return kernel("backward/20", tiles=3, sizes={"causal": True}, config={"split_heads": True}, **more)
 
 
 @pytest.mark.parametrize("rung", AS_IN)
@@ -77,11 +88,6 @@ def test_whoever_adds_waits_for_the_tile_of_keys_that_stores():
     assert at_once.missed(asked, (), outputs) == []
 
 
-def wide(tiles=3, **options):
-    """Rung 21, which has three places for Q as well."""
-    return kernel("backward/21", tiles, **options)
-
-
 def test_the_loss_of_any_synchronisation_of_unlike_warpgroups_is_reported():
     """What rung 21 has beside rung 20."""
     wide().is_exact("backward/21", in_order().reported("backward/20"))
@@ -99,3 +105,28 @@ def test_of_a_line_that_is_unrolled_one_access_is_asked():
     left = once_a_line(found, at_once.program.blocks)
     assert [name[2] for name in left if name[0].startswith("red.")] == [1, 9, 17, 25, 33, 41]
     assert {name[0] for name in found.keys() - left.keys()} == {"red.global.add.v4.f32"}
+
+
+def test_with_two_panels_of_dq_all_is_needed_that_needs_not_be_with_one():
+    """At 256 columns both warpgroups have two."""
+    both = kernel("backward/21", sizes=WIDE | {"head_dim": 256, "head_dim_v": 256}, deterministic=True)
+    one_panel = [("wgmma_wait<decltype(pending)::value>();", 4), ("__syncwarp();", 7)]
+    asked = {name: each for name, each in both.mutations() if name[1:3] in one_panel}
+    assert len(asked) == 3
+    _, outputs = both.run(both.program)
+    assert both.missed(asked, (), outputs) == []
+
+
+def test_the_loss_of_any_synchronisation_of_heads_that_have_their_ctas_is_reported():
+    """What they have beside rung 20 without an order."""
+    together = kernel("backward/20", sizes={"causal": True}).counted()
+    split().is_exact("backward/20, split heads", together)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [("backward/20", "backward_finish"), ("backward/20", "backward_finish_keys"), ("backward/21", "backward_finish")],
+)
+def test_the_loss_of_any_synchronisation_of_a_last_pass_is_reported(name, entry):
+    last = {"backward/20": split, "backward/21": wide}[name](entry=entry)
+    last.is_exact(f"{name}, {entry}")
