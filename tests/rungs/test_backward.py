@@ -284,7 +284,7 @@ def test_wide_heads(sizes):
         {"head_dim": 256, "seqlen_q": 70, "seqlen_k": 50, "dropout_p": 0.3, "num_heads": 2},
         {"head_dim": 200, "head_dim_v": 136, "seqlen_q": 70, "seqlen_k": 50, "options": {"dlse": True}},
         {"head_dim": 160, "head_dim_v": 72, "seqlens_q": (70, 0, 33, 1), "seqlens_k": (90, 10, 33, 0), "causal": True},
-        {"head_dim": 256, "seqlen_q": 100, "seqlen_k": 70, "causal": True, "options": {"wants_dq": False}},
+        {"head_dim": 256, "seqlen_q": 150, "causal": True, "options": {"wants_dq": False}},
         {"head_dim": 192, "seqlen_q": 150, "seqlen_k": 60, "softcap": 5.0, "options": {"wants_dkv": False}},
         {
             "seqlens_q": (3, 130),

@@ -152,6 +152,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
             stay_here(sum);
             stay_here(operand);
         }
+        if constexpr (!wants_dq) __syncwarp();  // every lane has its numbers; with dQ the fence of dS says so
         rows_ring.release(columns_at.stage);
         columns_ring.release(columns_at.stage);
         columns_at.advance();
