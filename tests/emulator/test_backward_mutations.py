@@ -1,5 +1,7 @@
 """The same as test_mutations.py for the backward rungs that have synchronisation of Hopper's, kernel by kernel."""
 
+from collections import Counter
+
 import pytest
 from one_kernel import OneKernel
 from test_mutations import once_a_line
@@ -37,9 +39,9 @@ def wide(tiles=3, **more):
     return kernel("backward/21", tiles, sizes=WIDE, **more)
 
 
-def split(**more):
+def split(tiles=3, **more):
     """Rung 20 where a CTA has one head of Q, which calls launch for groups under a causal mask."""
-    return kernel("backward/20", tiles=3, sizes={"causal": True}, config={"split_heads": True}, **more)
+    return kernel("backward/20", tiles, sizes={"causal": True}, config={"split_heads": True}, **more)
 
 
 @pytest.mark.parametrize("rung", AS_IN)
@@ -117,6 +119,14 @@ def test_with_two_panels_of_dq_all_is_needed_that_needs_not_be_with_one():
     assert both.missed(asked, (), outputs) == []
 
 
+@pytest.mark.parametrize("part", ["dq", "dkv"])
+def test_without_a_part_of_the_gradients_other_things_are_needed(part):
+    """Of what orders lanes and products: other products stand before and behind them."""
+    without = wide(**{f"wants_{part}": False})
+    others = {kind: n for kind, n in without.counted().items() if not kind[0].startswith(("wgmma.", "bar.warp"))}
+    without.is_exact(f"backward/21, without {part}", Counter(others))
+
+
 def test_the_loss_of_any_synchronisation_of_heads_that_have_their_ctas_is_reported():
     """What they have beside rung 20 without an order."""
     together = kernel("backward/20", sizes={"causal": True}).counted()
@@ -128,5 +138,5 @@ def test_the_loss_of_any_synchronisation_of_heads_that_have_their_ctas_is_report
     [("backward/20", "backward_finish"), ("backward/20", "backward_finish_keys"), ("backward/21", "backward_finish")],
 )
 def test_the_loss_of_any_synchronisation_of_a_last_pass_is_reported(name, entry):
-    last = {"backward/20": split, "backward/21": wide}[name](entry=entry)
+    last = {"backward/20": split, "backward/21": wide}[name](tiles=1, entry=entry)
     last.is_exact(f"{name}, {entry}")
