@@ -16,7 +16,7 @@ from flashladder.common.runtime.execute import on_emulator
 
 
 def redundant_of(listed):
-    """The names of the mutations of a rung's entries in redundant.yaml."""
+    """The names of the mutations of a rung's entries in the files of what is redundant."""
     return [name for entry in LISTED if entry["rung"] == listed for name in redundant_in(entry)]
 
 
@@ -62,7 +62,7 @@ class OneKernel(Rung):
         return self.with_problem(replace(self.problem, **few)) if self.problem.operation == "backward" else None
 
     def is_exact(self, listed, reported=None):
-        """Requires that what redundant.yaml lists under this name, if anything, is all that may be missing. What
+        """Requires that what is listed as redundant under this name, if anything, is all that may be missing. What
         has been `reported` of another kernel is not asked, as in all_missed."""
         redundant = redundant_of(listed)
         assert self.all_missed(redundant, reported) == sorted(redundant)
