@@ -106,6 +106,13 @@ __device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&block)[4]) 
                  : "memory");
 }
 
+// The same, each block transposed on its way.
+__device__ inline void stmatrix_x4_trans(uint32_t shared, const uint32_t (&block)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(block[0]),
+                 "r"(block[1]), "r"(block[2]), "r"(block[3])
+                 : "memory");
+}
+
 // Two blocks, each transposed on its way. Lanes 0 to 15 say where its columns go.
 __device__ inline void stmatrix_x2_trans(uint32_t shared, uint32_t first, uint32_t second) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared), "r"(first), "r"(second)
