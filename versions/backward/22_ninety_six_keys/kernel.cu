@@ -30,7 +30,6 @@
 //     barrier 1    of both warpgroups: nobody reads K and V any more. 2 and 3, of one: its gradient is in shared memory
 #include "dq_bulk.cuh"
 #include "pipeline/roles.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/reduce.cuh"
 #include "query_rows.cuh"
@@ -95,6 +94,15 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
         workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * consumer_warps + threadIdx.x] = 0;
 }
 
+// What a warpgroup's gradient is made of beside P or dS: Q, or dO.
+template <class Role>
+__device__ inline auto &ring_of(Shared &shared) {
+    if constexpr (Role::number == 0)
+        return shared.q;
+    else
+        return shared.dout;
+}
+
 // The loop of a warpgroup. Leaves its gradient in `sum`.
 template <class Role>
 __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &workspaces, Shared &shared, const Work &work,
@@ -103,29 +111,18 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     constexpr int gradients = wants_dkv ? Role::Tile::panels : 0;  // products
 
     const int warp = uniform_warp_index() % 4, part = Role::number * part_keys, first_key = key_tile * block_n + part;
-    ByRows<QTile> q_rows;
-    ByRows<DoutTile> dout_rows;
-    ByRows<KTile> k_rows;
-    ByRows<VTile> v_rows;
-    ByColumns<typename Role::Rows> columns;
-    ByRows<STile> scores_rows;
-    ByColumns<STile> ds_columns;
-    ByColumns<KTile> k_columns;
-    // Without a rank an address has few bits, and descriptors take fewer additions.
-    q_rows.start(shared.q.tiles[0]);
-    dout_rows.start(shared.dout.tiles[0]);
-    k_rows.start(without_rank(shared.k + KTile::step(part, 0)));
-    v_rows.start(without_rank(shared.v + VTile::step(part, 0)));
-    if constexpr (has_values)
-        columns.start(shared.dout.tiles[0]);
-    else
-        columns.start(shared.q.tiles[0]);
-    scores_rows.start(shared.scores[0]);
-    ds_columns.start(shared.scores[0]);
-    k_columns.start(without_rank(shared.k), Role::first_panel * dq_cols);
+    const Near<ByRows<QTile>> q_rows(shared.q.tiles[0]);
+    const Near<ByRows<DoutTile>> dout_rows(shared.dout.tiles[0]);
+    const Near<ByRows<KTile>> k_rows(shared.k, part);
+    const Near<ByRows<VTile>> v_rows(shared.v, part);
+    const Near<ByColumns<typename Role::Rows>> columns(ring_of<Role>(shared).tiles[0]);
+    const Near<ByRows<STile>> scores_rows(shared.scores[0]);
+    const Near<ByColumns<STile>> ds_columns(shared.scores[0]);
+    const Near<ByColumns<KTile>> k_columns(shared.k, 0, Role::first_panel * dq_cols);
     HoistedColumns<STile, dtype, ByRow> scores_place;
     scores_place.start(shared.scores[0] + STile::step(part, 0), warp * 16);
 
+    const int count = tiles.count();
     const Softcap<softcap> score{p};
     const float rescale = dropout ? Dropout<dropout>{p, work.batch, 0}.rescale : 1.0f;
     auto at = shared.q.consumer();  // of Q and dO alike
@@ -140,11 +137,11 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
 
     auto start_scores = [&](const auto &next) {
         shared.q.wait(next);
-        start_product<dtype, head_dim>(s, q_rows.after(next.stage), k_rows);
+        start_product<dtype, head_dim>(s, q_rows.after(next.stage), k_rows.made_anew());
     };
     auto start_dp = [&](const auto &next) {
         shared.dout.wait(next);
-        start_product<dtype, head_dim_v>(dp, dout_rows.after(next.stage), v_rows);
+        start_product<dtype, head_dim_v>(dp, dout_rows.after(next.stage), v_rows.made_anew());
     };
     // P and dS of the tile whose S and dP are under way, for both warpgroups.
     auto weigh = [&] {
@@ -174,13 +171,14 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         __syncwarp();  // every lane has stored its part
         shared.full[place.stage].arrive_as_warp();
     };
-    // dK^T += Q^T dS, or dV^T += dO^T P, a product for each panel
+    // dK^T += Q^T dS, or dV^T += dO^T P, panel by panel
     auto start_gradient = [&] {
         shared.full[place.stage].wait(place.parity);
+        const auto of_columns = columns.after(at.stage);
         const auto weights = scores_rows.after(has_values ? p_place : place.stage);
 #pragma unroll
         for (int panel = 0; panel < gradients; ++panel)
-            start_product<dtype, block_m>(sum[panel], columns.after(at.stage).right(panel * 64), weights, true);
+            start_product<dtype, block_m>(sum[panel], of_columns.right(panel * 64), weights, true);
     };
     auto wait_for_gradient = [&](auto pending) {
         wgmma_wait<decltype(pending)::value>();
@@ -189,7 +187,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     };
     // dQ = dS K of the tile whose dS is at `stage`
     auto start_dq = [&](int stage) {
-        if constexpr (wants_dq) start_product<dtype, block_n>(dq, ds_columns.after(stage), k_columns);
+        if constexpr (wants_dq) start_product<dtype, block_n>(dq, ds_columns.after(stage), k_columns.made_anew());
     };
     // Adds it to its sums; if `deterministic`, when it is the turn of this tile of keys.
     auto add_dq = [&] {
@@ -230,18 +228,19 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     shared.keys_full.wait(0);
     start_scores(at);
     start_dp(at);
-    const int count = tiles.count();
+    weigh();
     for (int left = count;; --left) {
-        weigh();
-        start_dq(place.stage ^ 1);
-        tell_added();
         auto next = at;
         next.advance();
         if constexpr (scores_ahead) {
             if (left == 1) break;
             start_scores(next);
+        }
+        start_dq(place.stage ^ 1);
+        tell_added();
+        if constexpr (scores_ahead) {
             start_gradient();
-            end_dq(OneMore(), left == count);
+            end_dq(Gradients(), left == count);
         } else {
             start_gradient();
             end_dq(Gradients(), left == count);
@@ -259,8 +258,10 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         at = next;
         place.advance();
         tiles.advance();
+        weigh();
     }
     if constexpr (scores_ahead) {
+        start_dq(place.stage ^ 1);
         start_gradient();
         end_dq(Gradients(), count == 1);
     }

@@ -4,6 +4,34 @@
 #include "any_attention.cuh"
 #include "dq.cuh"
 
+// An operand in shared memory of which a loop keeps 32 bits: the others of its descriptor are the same for all, and what leads to
+// its parts never carries into them. The compiler makes descriptors anew, and does not hold those of all steps.
+template <class Operand>
+struct Near {
+    static constexpr bool by_columns = Operand::by_columns;
+    static constexpr uint32_t high = 1 << 30 | 1024 >> 4;  // 128-byte swizzle, and what leads from 8 rows to the next 8
+    uint32_t low;
+
+    __device__ explicit Near(uint32_t low_) : low(low_) {}
+    template <class Tile>
+    __device__ explicit Near(const Tile *tile, int row = 0, int col = 0) {
+        Operand operand;
+        operand.start(tile);
+        low = static_cast<uint32_t>(operand.below(row).right(col).first);
+    }
+    __device__ uint64_t at(int step) const {
+        return static_cast<uint64_t>(high) << 32 | (low + static_cast<uint32_t>(Operand{0}.at(step)));
+    }
+    __device__ Near after(int tiles) const { return Near{low + static_cast<uint32_t>(Operand{0}.after(tiles).first)}; }
+    __device__ Near right(int cols) const { return Near{low + static_cast<uint32_t>(Operand{0}.right(cols).first)}; }
+    // The same, of which the compiler does not know what it is.
+    __device__ Near made_anew() const {
+        Near same = *this;
+        stay_here(same.low);
+        return same;
+    }
+};
+
 // The numbers of the lane's rows, of those of the warp's.
 struct LaneNumbers {
     float of[2];
