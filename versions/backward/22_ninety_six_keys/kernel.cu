@@ -254,7 +254,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
             wait_for_gradient(Two());
         shared.q.release(at.stage);
         shared.dout.release(at.stage);
-        shared.p_empty.arrive_as_warp();
+        if constexpr (wants_dkv) shared.p_empty.arrive_as_warp();
         at = next;
         place.advance();
         tiles.advance();
