@@ -13,7 +13,17 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_gpu
 from flashladder.common.runtime.gpu import device_arch
 from flashladder.tests.support.backward_rounding import bounded_by_flash_attention
-from flashladder.tests.support.backward_rungs import ANY, HOPPER, IN_ORDER, LADDER, LAST, RUNGS, SAME_BITS, WIDE
+from flashladder.tests.support.backward_rungs import (
+    ANY,
+    HOPPER,
+    IN_ORDER,
+    LADDER,
+    LAST,
+    NINETY_SIX,
+    RUNGS,
+    SAME_BITS,
+    WIDE,
+)
 from flashladder.tests.support.right_on_gpu import require_right_on_a_gpu
 from flashladder.tests.support.rung_table import draw
 
@@ -21,6 +31,7 @@ pytestmark = pytest.mark.gpu
 
 
 WIDTHS = [(256, 256), (256, 128), (192, 192), (192, 128), (160, 72), (224, 200)]  # of Q and K, and of V
+WIDE_RUNGS = [(rung, *each) for rung in (WIDE, NINETY_SIX) for each in WIDTHS if each[0] <= max(rung.supports.head_dim)]
 
 
 def problem(**sizes):
@@ -30,7 +41,7 @@ def problem(**sizes):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("rung", "head_dim"),
-    [(IN_ORDER, 64), (IN_ORDER, 128), (ANY, 64), (ANY, 128), (WIDE, 192), (WIDE, 256)],
+    [(IN_ORDER, 64), (IN_ORDER, 128), (ANY, 64), (ANY, 128), (WIDE, 192), (WIDE, 256), (NINETY_SIX, 192)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_a_hundred_runs_give_the_same_bits(rung, causal, head_dim):
@@ -72,19 +83,21 @@ def test_hopper_rungs_are_right_on_a_gpu(rung, head_dim, causal, seqlen_q, seqle
     require_right_on_a_gpu(rung, problem(batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **sizes))
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), WIDTHS)
+@pytest.mark.parametrize(
+    ("rung", "head_dim", "head_dim_v"), WIDE_RUNGS, ids=lambda value: getattr(value, "name", str(value))
+)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (113, 203), (203, 113), (1023, 1025), (4000, 4000)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_wide_heads_are_right_on_a_gpu(head_dim, head_dim_v, causal, seqlen_q, seqlen_k, dtype):
+def test_wide_heads_are_right_on_a_gpu(rung, head_dim, head_dim_v, causal, seqlen_q, seqlen_k, dtype):
     sizes = {"num_heads": 4, "num_heads_k": 2, "head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal}
     sizes |= {"batch": 2, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "dtype": dtype, "layout": "padded"}
-    require_right_on_a_gpu(WIDE, problem(**sizes))
+    require_right_on_a_gpu(rung, problem(**sizes))
 
 
 @pytest.mark.parametrize(
     ("rung", "head_dim", "head_dim_v"),
-    [*((ANY, each, each) for each in (64, 96, 128, 256)), *((WIDE, *each) for each in WIDTHS)],
+    [*((ANY, each, each) for each in (64, 96, 128, 256)), *WIDE_RUNGS],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 @pytest.mark.parametrize(
@@ -114,10 +127,10 @@ def test_any_attention_on_a_gpu(rung, head_dim, head_dim_v, more):
 EVERYTHING = dict.fromkeys(("causal", "window", "softcap", "packed"), True)
 KINDS = [
     (rung, {"head_dim": head_dim, "dtype": dtype, **more})
-    for rung in (ANY, LAST, IN_ORDER, WIDE)
+    for rung in (ANY, LAST, IN_ORDER, WIDE, NINETY_SIX)
     for head_dim in rung.supports.head_dim
     for dtype in ("bf16", "fp16")
-    for more in ([{"causal": False}, EVERYTHING] if rung in (ANY, WIDE) else [{"causal": head_dim == 64}])
+    for more in ([{"causal": False}, EVERYTHING] if rung in (ANY, WIDE, NINETY_SIX) else [{"causal": head_dim == 64}])
 ]
 
 

@@ -9,7 +9,8 @@ from flashladder.common.runtime.execute import on_emulator
 
 LADDER = "backward"
 WIDE = catalog.find(f"{LADDER}/21")
-RUNGS = [rung for rung in catalog.versions(ladder=LADDER) if rung != WIDE]
+NINETY_SIX = catalog.find(f"{LADDER}/22")  # tiles of 96 keys, of up to 192 columns
+RUNGS = [rung for rung in catalog.versions(ladder=LADDER) if rung not in (WIDE, NINETY_SIX)]
 ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", "options": {"dlse": True}}
 HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
 ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
