@@ -49,7 +49,6 @@ using VTile = SwizzledPanels<block_n, head_dim_v>;
 using DoutTile = SwizzledPanels<block_m, head_dim_v>;
 using QRing = RowPipeline<QTile, dtype, num_stages>;
 using DoutRing = RowPipeline<DoutTile, dtype, num_stages>;
-using Part = Accumulator<16, part_keys>;     // of S or dP, of a warp
 using Gradient = Accumulator<16, block_n>;   // 16 columns of a panel of dK or dV, of a warp
 
 constexpr int warp_sums = 16 * dq_cols;  // of a warp, of a panel of dQ
@@ -130,7 +129,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     PassingTiles due = tiles;       // whose dQ comes next
     unsigned *untold = nullptr;     // the counter of what was added last
 
-    Part s, dp;
+    Accumulator<16, part_keys> s, dp;
     Accumulator<16, Role::panels * dq_cols> dq;
 #pragma unroll
     for (Gradient &of_panel : sum) of_panel.clear();
@@ -369,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 FLASHLADDER_KERNEL(backward_finish, Params, last_pass(finish_threads, QTile::size * sizeof(dtype)));
 extern "C" __global__ void __launch_bounds__(finish_threads)
     backward_finish(const __grid_constant__ Params p, const __grid_constant__ CountedWorkspaces workspaces) {
-    extern __shared__ __align__(128) char memory[];
+    extern __shared__ __align__(1024) char memory[];
     const auto place = rows_of_cta<packed>(p);
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_q, block_m)) return;
