@@ -310,6 +310,8 @@ def test_wide_heads_of_any_attention(sizes):
         ({"head_dim_v": 128, "seqlen_q": 200, "seqlen_k": 96, "layout": "padded"}, {}),
         ({"head_dim_v": 128, "seqlen_q": 330, "seqlen_k": 200, "causal": True}, {"num_stages": 3}),
         ({"head_dim_v": 128, "seqlen_q": 30, "seqlen_k": 1}, {"num_stages": 3, "early_weights": True}),
+        ({"head_dim_v": 128, "seqlen_q": 250, "seqlen_k": 200, **SAME_BITS}, {"num_stages": 3}),
+        ({"head_dim_v": 128, "seqlen_q": 330, "seqlen_k": 100, "causal": True}, {"staged_dq": True}),
         ({"seqlen_q": 90, "seqlen_k": 20, "causal": True}, {}),
         ({"seqlen_q": 150, "num_heads": 2, "num_heads_k": 1, "window_left": 5, "window_right": 9}, {}),
         ({"head_dim_v": 128, "seqlen_q": 20, "seqlen_k": 300, "causal": True, "window_left": 40}, {}),

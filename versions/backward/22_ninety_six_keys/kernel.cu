@@ -9,6 +9,7 @@
 // The roles of a CTA of attention_backward:
 //
 //     producers, two threads     have TMA load K, then Q with lse; and V, then dO with delta
+//     adders, two threads        add dQ to its sums, each what one warpgroup leaves in shared memory, if `staged_dq`
 //     warpgroup 0, "keys"        S = Q K^T, dP = dO V^T, P and dS of 48 keys;    dK^T += Q^T dS;    a panel of dQ = dS K
 //     warpgroup 1, "values"      the same of the other 48 keys;                  dV^T += dO^T P;    the other panels
 //
@@ -26,6 +27,7 @@
 //     keys_full    K and V have come
 //     full         of a place of dS: all warps have put P and dS of the tile there
 //     p_empty      no warp needs P any more. ds_empty: of a place, dQ of its dS is there, in every warp
+//     dq           full: of an adder, its warps have put dQ there. empty: it has read it
 //     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more. 2 and 3, of one: its gradient is in shared memory
 #include "dq_bulk.cuh"
@@ -57,12 +59,19 @@ constexpr int panel_sums = block_m * dq_cols;
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
 FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 8 * deterministic");  // consumer_warps
 
+// dQ of a tile on its way, if `staged_dq`: an adder for each warpgroup takes its panels.
+struct StagedDq {
+    float sums[staged_dq ? QTile::panels * panel_sums : 4];
+    Mbarrier full[2], empty[2];
+};
+
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
     dtype k[KTile::size], v[VTile::size];
     dtype scores[3][STile::size];  // dS^T of two tiles, and P^T of one
     QRing q;
     DoutRing dout;
+    StagedDq dq;
     Mbarrier full[2], p_empty, ds_empty[2];
     Mbarrier keys_full;
 };
@@ -100,6 +109,31 @@ __device__ inline auto &ring_of(Shared &shared) {
         return shared.q;
     else
         return shared.dout;
+}
+
+// Visits a warp's part of some panels of dQ by blocks of 16 x 8, with the lane's place for each.
+template <int cols, class Visit>
+__device__ inline void each_panel(Accumulator<16, cols> &dq, float *sums, Visit visit) {
+#pragma unroll
+    for (int n = 0; n < cols / 8; ++n)
+        visit(reinterpret_cast<float4 *>(sums + n * 8 / dq_cols * panel_sums) + n * 8 % dq_cols * 4 + lane_index(), dq.block[0][n]);
+}
+
+// An adder: a warpgroup's panels of each tile of dQ go to their sums.
+template <class Role>
+__device__ inline void add_staged(Shared &shared, const CountedWorkspaces &workspaces, const Work &work, PassingTiles tiles) {
+    constexpr int first = Role::first_panel * panel_sums;
+    wait_for_dependency();  // the sums are zero
+    const int count = tiles.count();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, tiles.advance()) {
+        shared.dq.full[Role::number].wait(i % 2);
+        bulk_add(workspaces.dq_sum + work.padded_row(tiles.head, tiles.number) * head_dim + first, shared.dq.sums + first,
+                 Role::panels * panel_sums * sizeof(float));
+        tma_store_commit();
+        tma_store_wait_read();
+        shared.dq.empty[Role::number].arrive();
+    }
 }
 
 // The loop of a warpgroup. Leaves its gradient in `sum`.
@@ -196,11 +230,16 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
             if (lane_index() == 0) wait_until_added(untold, key_tile - mask.first_key(due.number * block_m) / block_n);
             __syncwarp();  // it is this tile's turn
         }
-        float *sums = workspaces.dq_sum + row * head_dim + Role::first_panel * panel_sums + warp * warp_sums;
-#pragma unroll
-        for (int n = 0; n < Role::panels * dq_cols / 8; ++n) {
-            float4 *to = reinterpret_cast<float4 *>(sums + n / 8 * panel_sums) + n % 8 * 32 + lane_index();
-            add_global_16(to, dq.block[0][n]);
+        const int first = Role::first_panel * panel_sums + warp * warp_sums;  // of the warp's, in a tile
+        if constexpr (staged_dq) {
+            shared.dq.empty[Role::number].wait(place.stage);
+            each_panel(dq, shared.dq.sums + first, [](float4 *to, const float (&x)[4]) { *to = {x[0], x[1], x[2], x[3]}; });
+            fence_proxy_async();
+            __syncwarp();  // every lane has stored its part
+            shared.dq.full[Role::number].arrive_as_warp();
+        } else {
+            each_panel(dq, workspaces.dq_sum + row * head_dim + first,
+                       [](float4 *to, const float (&x)[4]) { add_global_16(to, x); });
         }
         due.advance();
     };
@@ -212,17 +251,20 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     };
     // dQ of the tile before, behind which `pending` products were started. Before the first tile one passes whose dS is 0.
     auto end_dq = [&](auto pending, bool is_first) {
-        if constexpr (wants_dq) {
-            wait_for<decltype(pending)::value>(dq);
-            if (!is_first) add_dq();
-        }
+        if constexpr (wants_dq) wait_for<decltype(pending)::value>(dq);
         shared.ds_empty[place.stage ^ 1].arrive_as_warp();
+        if (wants_dq && !is_first) add_dq();
     };
     using None = std::integral_constant<int, 0>;
-    using Two = std::integral_constant<int, 2>;
-    using One = std::integral_constant<int, 1>;
     using Gradients = std::integral_constant<int, gradients>;
-    using OneMore = std::integral_constant<int, gradients + 1>;
+    // Starts the gradient of the tile whose P and dS are there, behind dQ of the tile before, which is added.
+    auto sum_tile = [&](bool is_first) {
+        start_dq(place.stage ^ 1);
+        tell_added();
+        start_gradient();
+        end_dq(Gradients(), is_first);
+    };
+    using Next = std::integral_constant<int, scores_ahead ? 1 : 2>;  // of S and dP of the next tile, what starts behind
 
     shared.keys_full.wait(0);
     start_scores(at);
@@ -235,22 +277,13 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
             if (left == 1) break;
             start_scores(next);
         }
-        start_dq(place.stage ^ 1);
-        tell_added();
-        if constexpr (scores_ahead) {
-            start_gradient();
-            end_dq(Gradients(), left == count);
-        } else {
-            start_gradient();
-            end_dq(Gradients(), left == count);
+        sum_tile(left == count);
+        if constexpr (!scores_ahead) {
             if (left == 1) break;
             start_scores(next);
         }
         start_dp(next);
-        if constexpr (scores_ahead)
-            wait_for_gradient(One());
-        else
-            wait_for_gradient(Two());
+        wait_for_gradient(Next());
         shared.q.release(at.stage);
         shared.dout.release(at.stage);
         if constexpr (wants_dkv) shared.p_empty.arrive_as_warp();
@@ -259,11 +292,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         tiles.advance();
         weigh();
     }
-    if constexpr (scores_ahead) {
-        start_dq(place.stage ^ 1);
-        start_gradient();
-        end_dq(Gradients(), count == 1);
-    }
+    if constexpr (scores_ahead) sum_tile(count == 1);
     tell_added();
     start_dq(place.stage);
     wait_for_gradient(None());
@@ -329,6 +358,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         for (Mbarrier &full : shared.full) full.init(consumer_warps);
         for (Mbarrier &empty : shared.ds_empty) empty.init(consumer_warps);
         shared.p_empty.init(consumer_warps);
+        for (Mbarrier &full : shared.dq.full) full.init(4);
+        for (Mbarrier &empty : shared.dq.empty) empty.init(1);
         shared.keys_full.init(2);
         fence_mbarrier_init();
     }
@@ -344,6 +375,11 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         } else if (warp_index() == consumer_warps + 1) {
             load_tile<VTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, place.head, at.last);
             load_tiles(shared.dout, maps.dout, workspaces.delta, work, tiles);
+        } else if constexpr (staged_dq && wants_dq) {
+            if (warp_index() == consumer_warps + 2)
+                add_staged<Keys>(shared, workspaces, work, tiles);
+            else
+                add_staged<Values>(shared, workspaces, work, tiles);
         }
         return;
     }
