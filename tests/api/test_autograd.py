@@ -363,8 +363,8 @@ def chosen(problem, arch):
         ({"head_dim": 96}, "sm_90a", "backward/20"),
         ({"head_dim": 256}, "sm_90a", "backward/21"),
         ({"head_dim": 256, "softcap": 5.0}, "sm_90a", "backward/21"),
-        ({"head_dim": 160, "head_dim_v": 72, "window_left": 9, "alibi": True}, "sm_90a", "backward/21"),
-        ({"head_dim": 192, "head_dim_v": 128, "dropout_p": 0.1}, "sm_90a", "backward/21"),
+        ({"head_dim": 160, "head_dim_v": 72, "window_left": 9, "alibi": True}, "sm_90a", "backward/22"),
+        ({"head_dim": 192, "head_dim_v": 128, "dropout_p": 0.1}, "sm_90a", "backward/22"),
         ({"head_dim": 224, "window_left": 9, "window_right": 3, "options": {"dlse": True}}, "sm_90a", "backward/21"),
         ({"head_dim": 256, "options": {"wants_dq": False}}, "sm_90a", "backward/21"),
         ({"softcap": 5.0}, "sm_80", "backward/11"),
@@ -402,7 +402,8 @@ def test_heads_of_a_group_have_their_ctas_under_a_causal_mask(more, split):
         ("sm_90a", {"softcap": 5.0}, "backward/20"),
         ("sm_90a", {"head_dim": 96}, "backward/20"),
         ("sm_90a", {"dropout_p": 0.1}, "backward/20"),
-        ("sm_90a", {"head_dim": 192, "window_left": 9}, "backward/21"),
+        ("sm_90a", {"head_dim": 192, "window_left": 9}, "backward/22"),
+        ("sm_90a", {"head_dim": 200}, "backward/21"),
     ],
 )
 def test_the_first_rung_that_gives_the_same_bits(arch, more, rung):
