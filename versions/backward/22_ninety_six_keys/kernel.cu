@@ -142,6 +142,8 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
                                     const Mask &mask, PassingTiles tiles, int key_tile, Gradient (&sum)[Role::Tile::panels]) {
     constexpr bool has_values = Role::number == 1;
     constexpr int gradients = wants_dkv ? Role::Tile::panels : 0;  // products
+    // Registers for S of the next tile, beside sums and dQ; else dQ is added before that is started.
+    constexpr bool adds_first = Role::Tile::panels * 48 + Role::panels * 32 + 24 > 208;
 
     const int warp = uniform_warp_index() % 4, part = Role::number * part_keys, first_key = key_tile * block_n + part;
     const Near<ByRows<QTile>> q_rows(shared.q.tiles[0]);
@@ -224,6 +226,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     };
     // Adds it to its sums; if `deterministic`, when it is the turn of this tile of keys.
     auto add_dq = [&] {
+        if constexpr (!wants_dq) return;
         const long long row = work.padded_row(due.head, due.number);
         if constexpr (deterministic) {
             untold = workspaces.added + row / block_m * consumer_warps + uniform_warp_index();
@@ -249,20 +252,20 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         __syncwarp();
         if (untold != nullptr && lane_index() == 0) add_release(untold, 1);
     };
-    // dQ of the tile before, behind which `pending` products were started. Before the first tile one passes whose dS is 0.
-    auto end_dq = [&](auto pending, bool is_first) {
+    // dQ is there, behind which `pending` products were started.
+    auto wait_for_dq = [&](auto pending) {
         if constexpr (wants_dq) wait_for<decltype(pending)::value>(dq);
         shared.ds_empty[place.stage ^ 1].arrive_as_warp();
-        if (wants_dq && !is_first) add_dq();
     };
     using None = std::integral_constant<int, 0>;
     using Gradients = std::integral_constant<int, gradients>;
-    // Starts the gradient of the tile whose P and dS are there, behind dQ of the tile before, which is added.
-    auto sum_tile = [&](bool is_first) {
+    // Starts the gradient of the tile whose P and dS are there, behind dQ of the tile before. Before the first tile one passes whose
+    // dS is 0.
+    auto sum_tile = [&] {
         start_dq(place.stage ^ 1);
         tell_added();
         start_gradient();
-        end_dq(Gradients(), is_first);
+        wait_for_dq(Gradients());
     };
     using Next = std::integral_constant<int, scores_ahead ? 1 : 2>;  // of S and dP of the next tile, what starts behind
 
@@ -277,11 +280,13 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
             if (left == 1) break;
             start_scores(next);
         }
-        sum_tile(left == count);
+        sum_tile();
+        if (adds_first && left < count) add_dq();
         if constexpr (!scores_ahead) {
             if (left == 1) break;
             start_scores(next);
         }
+        if (!adds_first && left < count) add_dq();
         start_dp(next);
         wait_for_gradient(Next());
         shared.q.release(at.stage);
@@ -292,12 +297,14 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         tiles.advance();
         weigh();
     }
-    if constexpr (scores_ahead) sum_tile(count == 1);
+    if constexpr (scores_ahead) sum_tile();
+    if (!adds_first && count > 1) add_dq();
     tell_added();
     start_dq(place.stage);
     wait_for_gradient(None());
     place.advance();
-    end_dq(None(), false);
+    wait_for_dq(None());
+    add_dq();
     tell_added();
     named_barrier_sync(1, consumer_warps * 32);  // nobody reads K and V any more
 }
