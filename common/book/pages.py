@@ -28,7 +28,9 @@ PARTS = {  # of the book; a page that none names stands below that of the folder
         *("docs/own-rungs.md", "docs/programs.md", "docs/measuring.md", "docs/tuner.md", "docs/cost-model.md"),
         *("docs/emulator.md", "docs/settings.md"),
     ),
-    "Results": tuple(f"results/{name}.md" for name in ("ladder", "cells", "backward", "accuracy", "SENDING")),
+    "Results": tuple(
+        f"results/{name}.md" for name in ("ladder", "forward", "backward", "decode", "mla", "accuracy", "SENDING")
+    ),
     "The project": ("docs/layout.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 }
 _WHERE = ("*.md", "docs/**/*.md", "results/*.md", "versions/**/*.md", "tests/emulator/RACES.md")

@@ -28,7 +28,7 @@ from flashladder.common.catalog.catalogue import (
     versions,
 )
 from flashladder.common.catalog.configurable import Choice
-from flashladder.common.catalog.ladder import kind_of, ladder_name, ladder_of
+from flashladder.common.catalog.ladder import kind_of, ladder_name, ladder_named, ladder_of
 from flashladder.common.catalog.launches import FASTEST, Card, Widths, choice, launched, widths
 from flashladder.common.catalog.limiters import LIMITERS
 from flashladder.common.catalog.naming import address_of
@@ -59,6 +59,7 @@ __all__ = [
     "forget",
     "kind_of",
     "ladder_name",
+    "ladder_named",
     "ladder_of",
     "ladders",
     "launched",

@@ -1,5 +1,6 @@
 """What a ladder says of itself, in the ladder.yaml beside its rungs: which of them calls launch, and when.
 
+    called: '`attention`'  what you call to have its rungs run, in Markdown, for tables
     operations: [decode]   what its rungs compute
     long_from: 8192        keys, from which on a problem's length is of the class `long`
     sizes:                 more sizes of a problem, by those it has
@@ -92,6 +93,7 @@ class Cells(Declared):
 class Ladder(Declared):
     """What a ladder.yaml says."""
 
+    called: StrictStr = ""
     operations: tuple[StrictStr, ...] = ()
     long_from: StrictInt = Field(default=2048, ge=2)
     sizes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
@@ -118,6 +120,12 @@ class Ladder(Declared):
 def ladder_of(operation: str) -> Ladder:
     """The ladder whose rungs compute an operation for calls; one without launches where none does."""
     return next((ladder for _, ladder in _computing(operation)), Ladder())
+
+
+def ladder_named(name: str) -> Ladder:
+    """The ladder of this name; one that says nothing where it has no file."""
+    path = own.declared(FILE).get(name)
+    return _read(path) if path else Ladder()
 
 
 def ladder_name(operation: str) -> str:

@@ -50,7 +50,7 @@ def loaded(folder):
 
 
 def test_of_each_cell_the_latest_run(folder):
-    cells = cell_results.results(loaded(folder).of_cells["backward"]["h200"])
+    cells = cell_results.results(loaded(folder).cells["backward"]["h200"])
     found = {(cell.group, cell.size): (cell.official, cell.rung, cell.ratio()) for cell in cells}
     assert found == {
         ("plain", "512"): ("fa4", "backward/20_a_tile_late", pytest.approx(0.8)),
@@ -69,7 +69,7 @@ def test_other_tables_of_the_log_have_no_cells(folder):
 
 
 def test_the_page_and_the_picture(folder):
-    chart, page = cell_page.parts(folder, loaded(folder).of_cells)
+    chart, page = cell_page.parts(folder, loaded(folder).cells)
     assert [chart.path.name, page.path.name] == ["backward_h200.svg", "backward.md"]
     assert (chart.write(), page.write()) == (True, True)
     assert (chart.is_current(), page.is_current()) == (True, True)
@@ -96,9 +96,9 @@ def test_the_page_and_the_picture(folder):
 def test_without_cells_there_is_neither(folder):
     log = folder / "backward_h200.csv"
     log.unlink()
-    assert [*cell_page.parts(folder, loaded(folder).of_cells)] == []
+    assert [*cell_page.parts(folder, loaded(folder).cells)] == []
     Log(log, BENCH).append(lines(3, {"fa2": 1, "20_a_tile_late": 1.1}, 512, group=None, case=None))
-    assert loaded(folder).of_cells == {}
+    assert loaded(folder).cells == {}
 
 
 def test_a_run_of_one_rung_has_one_line_a_group(folder):

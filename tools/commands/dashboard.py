@@ -33,7 +33,16 @@ def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.escape import spreadsheet
     from flashladder.common.records import benches, ladders, run_files
     from flashladder.common.report.dashboard import data, opcodes, page
-    from flashladder.common.report.pages import cell_page, cells, ladder, limits, programs, readme, references, steps
+    from flashladder.common.report.pages import (
+        cell_overview,
+        cell_page,
+        ladder,
+        limits,
+        programs,
+        readme,
+        references,
+        steps,
+    )
     from flashladder.common.workshop import tried
     from flashladder.common.workshop.exercises import page as exercises
 
@@ -52,8 +61,8 @@ def main(arguments: argparse.Namespace) -> int:
         *(each.chart(folder) for each in measured),
         *(readme.parts(page_of, folder, measured) if page_of else []),
         *ladder.sections(folder, measured),
-        *cells.sections(page_of, folder, results.cells),
-        *cell_page.parts(folder, results.of_cells),
+        *cell_page.parts(folder, results.cells),
+        *(cell_overview.sections(page_of, folder, results.cells) if page_of else []),
         *(
             [*references.sections(results.references), limits.section(folder), programs.section(), *steps.sections()]
             if is_own

@@ -45,8 +45,7 @@ class Results:
     runs: pd.DataFrame
     bench: pd.DataFrame
     references: pd.DataFrame
-    cells: dict[str, pd.DataFrame]  # by GPU: rungs beside the field, of each head_dim, mask and length
-    of_cells: dict[str, dict[str, pd.DataFrame]]  # by ladder and GPU: what `bench --cells` timed
+    cells: dict[str, dict[str, pd.DataFrame]]  # by ladder and GPU: what `bench --cells` timed
     tuning: dict[str, pd.DataFrame]  # by study
     sass: dict[str, pd.DataFrame]  # by GPU: opcode counts of the rungs
     experiments: dict[str, pd.DataFrame]  # by name, those with rows
@@ -69,8 +68,7 @@ class Results:
             runs=rows(Log(folder / "runs.csv", RUNS)),
             bench=rows(RunLog(folder, SCRATCH, BENCH)),
             references=completed(rows(RunLog(folder, "references", BENCH))),
-            cells={gpu: completed(found) for gpu, found in read_all(folder, "cells_*", BENCH, damaged).items()},
-            of_cells=cell_results.of_logs(logs),
+            cells=cell_results.of_logs(logs),
             tuning={path.stem: rows(Log(path, TUNING)) for path in sorted(folder.glob("tuning/*.csv"))},
             sass=read_all(folder, "sass_*", SASS, damaged),
             experiments={

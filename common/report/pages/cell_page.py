@@ -48,7 +48,7 @@ def chart(folder: Path, ladder: str, gpu: str, rows: pd.DataFrame) -> Chart:
     }
     titles = {name: cell_tables.title_of(name) for name in cell_results.kernels(cells)}
     note = made_from(repr(titles), *RunLog(folder, f"{ladder}_{gpu}", BENCH).files, *_DRAWN_BY)
-    title = f"Cells of the ladder {ladder} on {_title(gpu)}"
+    title = f"Cells of the ladder {ladder} on {gpu_title(gpu)}"
     return Chart(folder / f"{ladder}_{gpu}.svg", title, partial(cell_chart.ratios, groups, titles), note)
 
 
@@ -56,7 +56,7 @@ def _text(folder: Path, ladder: str, of_gpus: Mapping[str, pd.DataFrame], charts
     """The page's part."""
     page = folder / f"{ladder}.md"
     made = [
-        {"gpu": _title(gpu), "chart": charts[gpu].markup(page), "log": f"{ladder}_{gpu}", **_tables(rows)}
+        {"gpu": gpu_title(gpu), "chart": charts[gpu].markup(page), "log": f"{ladder}_{gpu}", **_tables(rows)}
         for gpu, rows in of_gpus.items()
     ]
     return render("cell_page.md.j2", parts=made)
@@ -71,7 +71,8 @@ def _tables(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _title(gpu: str) -> str:
+def gpu_title(gpu: str) -> str:
+    """A known GPU's title, or the name as it is."""
     return load_gpu(gpu).title if gpu in gpu_names() else gpu
 
 
