@@ -116,7 +116,7 @@ _ALWAYS = ("time", "device", "version", *_SIZES, "dtype", "causal")
 _TIMED = ("ratio", "ratio_low", "ratio_high", "time_us", "tflops", "baseline", "baseline_us", "rounds")
 RUNS = Schema({**PLACE, **KERNEL, **PROBLEM, **CHECK, **RESOURCES, **_TIMES, **_COUNTERS}, _ALWAYS, _TIMED)
 # Empty but in rows of cells (common/measure/cells.py). Mix: of lengths, of packed sequences. Release: a baseline's own.
-_CELL = {"group": Name, "case": Words, "mix": Words, "release": Words}
+_CELL = {"group": Words, "case": Words, "mix": Words, "release": Words}
 _COMPARED = {"run": Name, **PLACE, **KERNEL, **PROBLEM, **CHECK, **RESOURCES, **_TIMES}
 BENCH = Schema({**_COMPARED, **_CELL}, ("run", *_ALWAYS), _TIMED)
 # Kind: of a rung in its own or in the fixed configuration, or of one of the field beside it. Chosen_by, of an own

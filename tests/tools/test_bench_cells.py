@@ -15,6 +15,8 @@ from flashladder.common.measure.baselines import backward
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import cell_results, records
+from flashladder.common.records.log import Schema
+from flashladder.common.records.schemas import BENCH
 from flashladder.tests.support import fake_gpu
 from flashladder.tools.commands import bench
 
@@ -123,6 +125,15 @@ def test_what_is_refused(run, words, message):
 def test_a_ladder_without_cells():
     with pytest.raises(ConfigError, match="the operation append has no cells in its ladder"):
         cells.cells("append", ["all"])
+
+
+@pytest.mark.parametrize("operation", ["forward", "packed", "backward", "decode", "mla"])
+def test_a_log_takes_what_cells_are_called(operation):
+    """A reader leaves out a row with a cell that its column does not take."""
+    columns = {name: BENCH.columns[name] for name in ("group", "case", "mix")}
+    for cell in cells.cells(operation, [cells.ALL]):
+        named = {name: getattr(cell, name) for name in columns if getattr(cell, name)}
+        assert Schema(columns).validate(named) == named
 
 
 @pytest.mark.parametrize("operation", ["forward", "packed", "decode", "mla"])
