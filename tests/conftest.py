@@ -43,7 +43,7 @@ def pytest_xdist_auto_num_workers(config):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     """Of long tests some are left to other runs. What runs alone comes last."""
-    from flashladder.tests.support.thirds import is_asked
+    from flashladder.tests.support.turns import is_asked
 
     left = {item for item in items if item.get_closest_marker("slow") and not is_asked(item)}
     config.hook.pytest_deselected(items=[*left])

@@ -1,4 +1,5 @@
-"""What is asked by thirds: long tests of rungs that no call launches, or marked in_turn, and mutations to be found.
+"""What is asked by turns, a fifth in a run: long tests of rungs that no call launches, or marked in_turn, and mutations
+to be found.
 
 FLASHLADDER_TESTS=all asks all.
 """
@@ -16,13 +17,13 @@ from flashladder.common.compiler.sources import Sources
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import operation_names
 
-PARTS = 3
+PARTS = 5
 SOURCES = Sources()
 EMULATOR = sorted((ROOT / "common" / "emulator").rglob("*.py"))
 
 
 def is_asked(item):
-    """Whether a long test is asked. Its third follows from the files of its rungs, of the emulator and of the test:
+    """Whether a long test is asked. Its turn follows from the files of its rungs, of the emulator and of the test:
     when one of them changes, other tests are asked."""
     rungs = rungs_of(item)
     takes_turns = item.get_closest_marker("in_turn") or not any(rung in launched() for rung in rungs)
@@ -42,12 +43,12 @@ def rungs_of(item):
 
 
 def is_in_turn(name, *digests):
-    """Whether what has this name, and is made of files with these digests, is in the third that is asked."""
+    """Whether what has this name, and is made of files with these digests, is in the fifth that is asked."""
     return os.environ.get("FLASHLADDER_TESTS") == "all" or part(name, *digests) == 0
 
 
 def part(name, *digests):
-    """The third that it is in, from 0 on."""
+    """The fifth that it is in, from 0 on."""
     return crc32("\n".join((name, *digests)).encode()) % PARTS
 
 
