@@ -140,6 +140,7 @@ def test_a_log_takes_what_cells_are_called(operation):
 def test_cells_of_other_ladders(operation):
     found = cells.cells(operation, [cells.ALL])
     assert {cell.problem.operation for cell in found} == {operation}
+    assert len({cell.problem for cell in found}) == len(found), "bench times a problem once"
     places = [(cell.group, cell.case, cell.problem.causal, cell.mix or cell.problem.seqlen_k) for cell in found]
     assert len(set(places)) == len(places)
     for cell in found:
