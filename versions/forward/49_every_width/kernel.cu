@@ -73,7 +73,7 @@ using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (has_ones ? ones_columns : 0)>;  // and the sum of P
 using Kept = DrawnMask<dtype, Masks, dropout>;
 using Softmax = LaggingSoftmax<dtype, lse>;
-using Scores = SlopingScores<softcap, alibi>;
+using Scores = SlopingScores<softcap, alibi, polynomial_tanh>;
 
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O

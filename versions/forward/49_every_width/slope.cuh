@@ -15,13 +15,13 @@ struct Line {
 };
 
 // Scores as Softcap has them, and the slope of a head. Without ALiBi it is no more than that.
-template <bool softcap, bool alibi>
-struct SlopingScores : Softcap<softcap> {
+template <bool softcap, bool alibi, bool polynomial_tanh = false>
+struct SlopingScores : Softcap<softcap, polynomial_tanh> {
     float slope;  // in log2
     int shift;    // from a row to its own key
 
     template <class Params>
-    __device__ explicit SlopingScores(const Params &params) : Softcap<softcap>(params) {}
+    __device__ explicit SlopingScores(const Params &params) : Softcap<softcap, polynomial_tanh>(params) {}
 
     // Of the head of a work tile, whose mask it is.
     template <class Params, class Mask>
