@@ -26,7 +26,7 @@
 //     q, dout      full: TMA has brought the tile and its numbers. empty: neither warpgroup needs it
 //     keys_full    K and V have come
 //     full         of a place of dS: all warps have put P and dS of the tile there
-//     p_empty      no warp needs P any more. ds_empty: of a place, dQ of its dS is there, in every warp
+//     empty        no warp needs P of the tile any more, nor dS of the tile before, whose dQ is there
 //     dq           full: of an adder, its warps have put dQ there. empty: it has read it
 //     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more. 2 and 3, of one: its gradient is in shared memory
@@ -72,7 +72,7 @@ struct Shared {
     QRing q;
     DoutRing dout;
     StagedDq dq;
-    Mbarrier full[2], p_empty, ds_empty[2];
+    Mbarrier full[2], empty;
     Mbarrier keys_full;
 };
 
@@ -191,16 +191,15 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         hide_keys(mask, s, first_row, first_key);
         weigh_keys<dtype>(s, operand, LaneNumbers{shared.q.numbers[at.stage] + warp * 16}, score.scale, slope,
                           first_row + mask.shift - first_key);
+        shared.empty.wait(place.stage ^ 1);
         if constexpr (wants_dkv) {
             if constexpr (!softcap) operand = round_to_operand<dtype>(s);
             if constexpr (dropout) kept.drop(operand);
-            shared.p_empty.wait(place.stage ^ 1);
             store_transposed(scores_place, p_place, 0, operand);
         }
         if constexpr (early_weights) wait_for(dp);
         if constexpr (dropout) kept.drop(dp);
         weigh_key_gradients(dp, s, LaneNumbers{shared.dout.numbers[at.stage] + warp * 16}, rescale);
-        shared.ds_empty[place.stage].wait(place.parity ^ 1 ^ place.stage);
         store_transposed(scores_place, place.stage, 0, round_to_operand<dtype>(dp));
         fence_proxy_async();
         __syncwarp();  // every lane has stored its part
@@ -252,10 +251,8 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         __syncwarp();
         if (untold != nullptr && lane_index() == 0) add_release(untold, 1);
     };
-    // dQ is there, behind which `pending` products were started.
     auto wait_for_dq = [&](auto pending) {
         if constexpr (wants_dq) wait_for<decltype(pending)::value>(dq);
-        shared.ds_empty[place.stage ^ 1].arrive_as_warp();
     };
     using None = std::integral_constant<int, 0>;
     using Gradients = std::integral_constant<int, gradients>;
@@ -291,7 +288,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         wait_for_gradient(Next());
         shared.q.release(at.stage);
         shared.dout.release(at.stage);
-        if constexpr (wants_dkv) shared.p_empty.arrive_as_warp();
+        shared.empty.arrive_as_warp();
         at = next;
         place.advance();
         tiles.advance();
@@ -363,10 +360,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         shared.q.init(consumer_warps);
         shared.dout.init(consumer_warps);
         for (Mbarrier &full : shared.full) full.init(consumer_warps);
-        for (Mbarrier &empty : shared.ds_empty) empty.init(consumer_warps);
-        shared.p_empty.init(consumer_warps);
-        for (Mbarrier &full : shared.dq.full) full.init(4);
-        for (Mbarrier &empty : shared.dq.empty) empty.init(1);
+        shared.empty.init(consumer_warps);
+        for (int i = 0; staged_dq && i < 2; ++i) shared.dq.full[i].init(4), shared.dq.empty[i].init(1);
         shared.keys_full.init(2);
         fence_mbarrier_init();
     }
