@@ -9,7 +9,6 @@
 // The roles of a CTA of attention_backward:
 //
 //     producers, two threads     have TMA load K, then Q with lse; and V, then dO with delta
-//     adders, two threads        add dQ to its sums, each what one warpgroup leaves in shared memory, if `staged_dq`
 //     warpgroup 0, "keys"        S = Q K^T, dP = dO V^T, P and dS of 48 keys;    dK^T += Q^T dS;    a panel of dQ = dS K
 //     warpgroup 1, "values"      the same of the other 48 keys;                  dV^T += dO^T P;    the other panels
 //
@@ -27,7 +26,6 @@
 //     keys_full    K and V have come
 //     full         of a place of dS: all warps have put P and dS of the tile there
 //     empty        no warp needs P of the tile any more, nor dS of the tile before, whose dQ is there
-//     dq           full: of an adder, its warps have put dQ there. empty: it has read it
 //     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more. 2 and 3, of one: its gradient is in shared memory
 #include "dq_bulk.cuh"
@@ -59,19 +57,12 @@ constexpr int panel_sums = block_m * dq_cols;
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
 FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 8 * deterministic");  // consumer_warps
 
-// dQ of a tile on its way, if `staged_dq`: an adder for each warpgroup takes its panels.
-struct StagedDq {
-    float sums[staged_dq ? QTile::panels * panel_sums : 4];
-    Mbarrier full[2], empty[2];
-};
-
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
     dtype k[KTile::size], v[VTile::size];
     dtype scores[3][STile::size];  // dS^T of two tiles, and P^T of one
     QRing q;
     DoutRing dout;
-    StagedDq dq;
     Mbarrier full[2], empty;
     Mbarrier keys_full;
 };
@@ -109,31 +100,6 @@ __device__ inline auto &ring_of(Shared &shared) {
         return shared.q;
     else
         return shared.dout;
-}
-
-// Visits a warp's part of some panels of dQ by blocks of 16 x 8, with the lane's place for each.
-template <int cols, class Visit>
-__device__ inline void each_panel(Accumulator<16, cols> &dq, float *sums, Visit visit) {
-#pragma unroll
-    for (int n = 0; n < cols / 8; ++n)
-        visit(reinterpret_cast<float4 *>(sums + n * 8 / dq_cols * panel_sums) + n * 8 % dq_cols * 4 + lane_index(), dq.block[0][n]);
-}
-
-// An adder: a warpgroup's panels of each tile of dQ go to their sums.
-template <class Role>
-__device__ inline void add_staged(Shared &shared, const CountedWorkspaces &workspaces, const Work &work, PassingTiles tiles) {
-    constexpr int first = Role::first_panel * panel_sums;
-    wait_for_dependency();  // the sums are zero
-    const int count = tiles.count();
-#pragma unroll 1
-    for (int i = 0; i < count; ++i, tiles.advance()) {
-        shared.dq.full[Role::number].wait(i % 2);
-        bulk_add(workspaces.dq_sum + work.padded_row(tiles.head, tiles.number) * head_dim + first, shared.dq.sums + first,
-                 Role::panels * panel_sums * sizeof(float));
-        tma_store_commit();
-        tma_store_wait_read();
-        shared.dq.empty[Role::number].arrive();
-    }
 }
 
 // The loop of a warpgroup. Leaves its gradient in `sum`.
@@ -185,8 +151,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         KeptKeys<part_keys> kept;
         if constexpr (dropout) kept.draw(Dropout<true>{p, work.batch, tiles.head}, first_row, first_key);
         const float slope = alibi_slope<alibi>(p, work.batch, tiles.head);
-        wait_for<early_weights>(s);
-        if constexpr (!early_weights) stay_here(dp);
+        wait_for<1>(s);  // dP is under way, while P is computed
         score.apply(s);
         hide_keys(mask, s, first_row, first_key);
         weigh_keys<dtype>(s, operand, LaneNumbers{shared.q.numbers[at.stage] + warp * 16}, score.scale, slope,
@@ -197,7 +162,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
             if constexpr (dropout) kept.drop(operand);
             store_transposed(scores_place, p_place, 0, operand);
         }
-        if constexpr (early_weights) wait_for(dp);
+        wait_for(dp);
         if constexpr (dropout) kept.drop(dp);
         weigh_key_gradients(dp, s, LaneNumbers{shared.dout.numbers[at.stage] + warp * 16}, rescale);
         store_transposed(scores_place, place.stage, 0, round_to_operand<dtype>(dp));
@@ -232,17 +197,11 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
             if (lane_index() == 0) wait_until_added(untold, key_tile - mask.first_key(due.number * block_m) / block_n);
             __syncwarp();  // it is this tile's turn
         }
-        const int first = Role::first_panel * panel_sums + warp * warp_sums;  // of the warp's, in a tile
-        if constexpr (staged_dq) {
-            shared.dq.empty[Role::number].wait(place.stage);
-            each_panel(dq, shared.dq.sums + first, [](float4 *to, const float (&x)[4]) { *to = {x[0], x[1], x[2], x[3]}; });
-            fence_proxy_async();
-            __syncwarp();  // every lane has stored its part
-            shared.dq.full[Role::number].arrive_as_warp();
-        } else {
-            each_panel(dq, workspaces.dq_sum + row * head_dim + first,
-                       [](float4 *to, const float (&x)[4]) { add_global_16(to, x); });
-        }
+        float *sums = workspaces.dq_sum + row * head_dim + Role::first_panel * panel_sums + warp * warp_sums;
+#pragma unroll
+        for (int n = 0; n < Role::panels * dq_cols / 8; ++n)
+            add_global_16(reinterpret_cast<float4 *>(sums + n * 8 / dq_cols * panel_sums) + n * 8 % dq_cols * 4 + lane_index(),
+                          dq.block[0][n]);
         due.advance();
     };
     // Ends the turn for what was added last. A step late, as it waits for L2.
@@ -361,7 +320,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         shared.dout.init(consumer_warps);
         for (Mbarrier &full : shared.full) full.init(consumer_warps);
         shared.empty.init(consumer_warps);
-        for (int i = 0; staged_dq && i < 2; ++i) shared.dq.full[i].init(4), shared.dq.empty[i].init(1);
         shared.keys_full.init(2);
         fence_mbarrier_init();
     }
@@ -377,11 +335,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         } else if (warp_index() == consumer_warps + 1) {
             load_tile<VTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, place.head, at.last);
             load_tiles(shared.dout, maps.dout, workspaces.delta, work, tiles);
-        } else if constexpr (staged_dq && wants_dq) {
-            if (warp_index() == consumer_warps + 2)
-                add_staged<Keys>(shared, workspaces, work, tiles);
-            else
-                add_staged<Values>(shared, workspaces, work, tiles);
         }
         return;
     }
