@@ -3,7 +3,10 @@
 #include "24_woven_general/alibi.cuh"
 #include "48_column_of_ones/drawn_mask.cuh"
 #include "48_column_of_ones/lagging_softmax.cuh"
+#include "near_softcap.cuh"
 #include "softmax/softcap.cuh"
+
+#include <type_traits>
 
 // What the softmax adds to scores of keys that come before their rows' own: it grows from key to key.
 struct Line {
@@ -15,13 +18,14 @@ struct Line {
 };
 
 // Scores as Softcap has them, and the slope of a head. Without ALiBi it is no more than that.
-template <bool softcap, bool alibi, bool polynomial_tanh = false>
-struct SlopingScores : Softcap<softcap, polynomial_tanh> {
+template <bool softcap, bool alibi, bool polynomial_tanh = false,
+          class Capped = std::conditional_t<polynomial_tanh, NearSoftcap, Softcap<softcap>>>
+struct SlopingScores : Capped {
     float slope;  // in log2
     int shift;    // from a row to its own key
 
     template <class Params>
-    __device__ explicit SlopingScores(const Params &params) : Softcap<softcap, polynomial_tanh>(params) {}
+    __device__ explicit SlopingScores(const Params &params) : Capped(params) {}
 
     // Of the head of a work tile, whose mask it is.
     template <class Params, class Mask>
