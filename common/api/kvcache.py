@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import caches, gradients, operator, sequences, validate
+from flashladder.common.api import caches, gradients, mla, operator, sequences, validate
 from flashladder.common.api import step as steps
 from flashladder.common.api.rotary import rotary_of
 from flashladder.common.api.step import Call, Step
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.config import listing
 from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.rotary import Rotary
 from flashladder.common.runtime import ready
@@ -95,7 +96,8 @@ def flash_attn_with_kvcache(
     any strides: they are copied where need be.
 
     head_dim is 64, 96, 128 or 256. With another one, up to 256, each call copies the caches, with zeros behind their
-    columns, and O and new keys are copied back.
+    columns, and O and new keys are copied back. It is 512 where k_cache and v_cache are one tensor of one head, as of
+    Gemma 4's global layers; such a call takes lengths, pages, causal masks and a scale.
 
     A length beyond the room counts as the room, and a page that is none is read as the last one, and not written to:
     what comes of either means nothing, but nothing outside is read or written. Under torch.autocast q, new keys and
@@ -157,6 +159,22 @@ def flash_attn_with_kvcache(
         behind = lengths if k is None else lengths + k.shape[1]
         caches.check_pages(cache, lengths, caches.first_seen(behind, q.shape[1], left, cache_leftpad))
     softcap = validate.softcap(softcap)
+    if mla.is_one_tensor(q, cache):
+        beside = {"k and v": k, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
+        beside |= {
+            "tree_mask": tree_mask,
+            "num_splits": splits or None,
+            "softcap": softcap or None,
+            "cu_seqlens_q": cu_seqlens_q,
+        }
+        beside |= {"window_size": None if left is right is None else window_size}
+        if given_too := [name for name, value in beside.items() if value is not None]:
+            raise UnsupportedProblemError(
+                f"a cache of 512 columns that is K and V takes no {listing(given_too)}; keys are written beforehand"
+            )
+        outputs = mla.decode_of_one_tensor(q, cache, lengths, scale, is_causal)
+        outputs = (outputs[0] if out is None else out.copy_(outputs[0]), outputs[1])
+        return outputs if return_softmax_lse else outputs[0]
     validated = causal, scale, window_size, softcap, rotary_interleaved, splits
     outputs = steps.computed(
         Call(out, return_softmax_lse, rotary, (given, validated)),

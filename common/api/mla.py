@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from flashladder.common.api import flops, operator
+from flashladder.common.api import flops, operator, validate
+from flashladder.common.api.caches import Cache
 from flashladder.common.api.options import problem_of
 from flashladder.common.problem.caches import TABLE
 from flashladder.common.problem.operations.mla import INDICES
@@ -37,6 +39,25 @@ def compute(
     where = {INDICES if sparse else TABLE: table}
     operator.launch(problem, {"q": q, **caches_of, "cache_seqlens": lengths, **where} | outputs)
     return outputs["o"], outputs[LSE]
+
+
+def is_one_tensor(q: torch.Tensor, cache: Cache) -> bool:
+    """Whether a cache of 512 columns is K and V of all heads, as of Gemma 4's global layers."""
+    k, v = cache.k, cache.v
+    if q.shape[3] != HEAD_DIM_V or k.shape != v.shape or k.shape[2:] != (1, HEAD_DIM_V):
+        return False
+    return k is v or (validate.has_memory(k) and k.data_ptr() == v.data_ptr() and k.stride() == v.stride())
+
+
+def decode_of_one_tensor(
+    q: torch.Tensor, cache: Cache, lengths: torch.Tensor, softmax_scale: float | None, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the log-sum-exp, -inf of a row that sees no key. Without a block table a sequence is a page."""
+    table = cache.table
+    if table is None:
+        table = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)[:, None]
+    o, lse = mla_decode(q, cache.k, table, lengths, HEAD_DIM_V, softmax_scale, causal, False)
+    return o, torch.where(lse == math.inf, -math.inf, lse)
 
 
 mla_decode = torch.library.custom_op("flashladder::mla_decode", compute, mutates_args=())
