@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 VOCABULARY = 256  # bytes
 
-# Of q, k and v, (batch, seqlen, heads, head_dim): O under a causal mask.
+# Of q, (batch, seqlen, heads, head_dim), and of k and v with heads_k: O under a causal mask.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -24,6 +24,7 @@ class Sizes:
     head_dim: int
     batch: int
     seqlen: int
+    heads_k: int | None = None  # of K and V; as heads without it
 
     @property
     def width(self) -> int:
@@ -36,24 +37,24 @@ class Block(nn.Module):
 
     def __init__(self, sizes: Sizes, attend: Attend) -> None:
         super().__init__()
-        width = sizes.width
-        self.heads, self.attend = sizes.heads, attend
+        width, heads_k = sizes.width, sizes.heads_k or sizes.heads
+        self.heads, self.head_dim, self.attend = (sizes.heads, heads_k, heads_k), sizes.head_dim, attend
         self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv, self.out = nn.Linear(width, sum(self.heads) * self.head_dim), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.before_attention(x)).unflatten(-1, (3, self.heads, -1))
-        x = x + self.out(self.attend(*qkv.unbind(2)).flatten(2))
+        qkv = self.qkv(self.before_attention(x)).unflatten(-1, (-1, self.head_dim))
+        x = x + self.out(self.attend(*qkv.split(self.heads, 2)).flatten(2))
         return x + self.down(gelu(self.up(self.before_mlp(x))))
 
 
 class Gpt(nn.Module):
-    """The loss of predicting each next byte."""
+    """The loss of predicting each next byte. With `checkpoints` a block keeps its input alone for the backward pass."""
 
     def __init__(self, sizes: Sizes, attend: Attend) -> None:
         super().__init__()
-        self.sizes = sizes
+        self.sizes, self.checkpoints = sizes, False
         self.tokens = nn.Embedding(VOCABULARY, sizes.width)
         self.places = nn.Embedding(sizes.seqlen, sizes.width)
         self.blocks = nn.ModuleList(Block(sizes, attend) for _ in range(sizes.layers))
@@ -63,7 +64,7 @@ class Gpt(nn.Module):
         given, wanted = text[:, :-1], text[:, 1:]
         x = self.tokens(given) + self.places.weight[: given.shape[1]]
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
         return cross_entropy(self.head(self.norm(x)).flatten(0, 1), wanted.flatten())
 
 
@@ -72,7 +73,9 @@ def parameters(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
-def causal_sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> Tensor:
     """torch's own attention."""
+    grouped = q.shape[2] != k.shape[2]
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    o = scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout_p, enable_gqa=grouped)
+    return o.transpose(1, 2)

@@ -72,11 +72,11 @@ def train(model: Gpt, seed: int, steps: int, on_step: Callable[[int], None] = la
     order = torch.Generator().manual_seed(seed)
     losses, times = [], []
     for _ in range(steps):
-        batch = _batch(source, model.sizes, order, device)
+        given = batch(source, model.sizes, order, device)
         begin = time.perf_counter()
         optimizer.zero_grad()
-        with _autocast(device):
-            loss = model(batch)
+        with autocast(device):
+            loss = model(given)
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -88,12 +88,12 @@ def train(model: Gpt, seed: int, steps: int, on_step: Callable[[int], None] = la
 
 def gradient_errors(sizes: Sizes, device: str) -> dict[str, float]:
     """How far the first step's gradients are from those in fp32, relative to the largest, with each attention."""
-    batch = _batch(text(), sizes, torch.Generator().manual_seed(0), device)
+    given = batch(text(), sizes, torch.Generator().manual_seed(0), device)
 
     def gradients(attend: Attend, exact: bool) -> list[torch.Tensor]:
         model = new(sizes, attend, 0, device)
-        with _autocast(device, enabled=not exact):
-            model(batch).backward()
+        with autocast(device, enabled=not exact):
+            model(given).backward()
         return [each.grad for each in model.parameters() if each.grad is not None]
 
     wanted = gradients(causal_sdpa, exact=True)
@@ -127,20 +127,21 @@ def record(model: Gpt, attend: Attend, path: Path) -> None:
     device, sizes = _device(model), replace(model.sizes, batch=1)
     twin = new(sizes, noting, 0, device)
     twin.load_state_dict(model.state_dict())
-    with _autocast(device):
-        twin(_batch(text(), sizes, torch.Generator().manual_seed(0), device))
+    with autocast(device):
+        twin(batch(text(), sizes, torch.Generator().manual_seed(0), device))
     recording.write(path, *map(torch.stack, zip(*layers, strict=True)))
+
+
+def autocast(device: str, enabled: bool = True) -> AbstractContextManager[object]:
+    """As models are trained here."""
+    return torch.autocast(device, DTYPE, enabled=enabled)
+
+
+def batch(source: torch.Tensor, sizes: Sizes, order: torch.Generator, device: str) -> torch.Tensor:
+    """(batch, seqlen + 1) bytes from places drawn at random."""
+    begins = torch.randint(len(source) - sizes.seqlen - 1, (sizes.batch,), generator=order)
+    return torch.stack([source[begin : begin + sizes.seqlen + 1] for begin in begins.tolist()]).to(device)
 
 
 def _device(model: Gpt) -> str:
     return next(model.parameters()).device.type
-
-
-def _autocast(device: str, enabled: bool = True) -> AbstractContextManager[object]:
-    return torch.autocast(device, DTYPE, enabled=enabled)
-
-
-def _batch(source: torch.Tensor, sizes: Sizes, order: torch.Generator, device: str) -> torch.Tensor:
-    """(batch, seqlen + 1) bytes from places drawn at random."""
-    begins = torch.randint(len(source) - sizes.seqlen - 1, (sizes.batch,), generator=order)
-    return torch.stack([source[begin : begin + sizes.seqlen + 1] for begin in begins.tolist()]).to(device)
