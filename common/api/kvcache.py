@@ -160,14 +160,17 @@ def flash_attn_with_kvcache(
         caches.check_pages(cache, lengths, caches.first_seen(behind, q.shape[1], left, cache_leftpad))
     softcap = validate.softcap(softcap)
     if mla.is_one_tensor(q, cache):
-        beside = {"k and v": k, "cache_leftpad": cache_leftpad, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
-        beside |= {
-            "tree_mask": tree_mask,
-            "num_splits": splits or None,
+        beside = {
+            "k and v": k,
+            "cache_leftpad": cache_leftpad,
+            "window_size": None if left is right is None else window_size,
             "softcap": softcap or None,
+            "alibi_slopes": alibi_slopes,
+            "s_aux": s_aux,
+            "tree_mask": tree_mask,
             "cu_seqlens_q": cu_seqlens_q,
+            "num_splits": splits or None,
         }
-        beside |= {"window_size": None if left is right is None else window_size}
         if given_too := [name for name, value in beside.items() if value is not None]:
             raise UnsupportedProblemError(
                 f"a cache of 512 columns that is K and V takes no {listing(given_too)}; keys are written beforehand"
