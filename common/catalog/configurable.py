@@ -138,7 +138,8 @@ class Configurable:
                     self.config(head_dim=head_dim, head_dim_v=head_dim_v)
         for name, by_head_dim in self.defaults_with.items():
             for head_dim, values in by_head_dim.items():
-                self.config(**{"head_dim": head_dim, name: True, **values})
+                given = {} if self.choices[name].any_value else {name: True}
+                self.config(**{"head_dim": head_dim, **given, **values})
 
     def _checked(self, values: dict[str, Value]) -> KernelConfig:
         try:

@@ -102,6 +102,15 @@ def test_a_field_that_is_true_has_defaults_of_its_own(tmp_path):
         make_rung(tmp_path, "08_wrong", yaml=VERSION_YAML + beside.replace("num_warps", "num_wraps"))
 
 
+def test_so_has_an_expression(tmp_path):
+    beside = "defaults_with: {mods: {64: {num_warps: 8, block_m: 128}}}\n"
+    yaml = VERSION_YAML.replace("config:", 'config:\n  mods: {default: "", values: any}') + beside
+    rung = make_rung(tmp_path, yaml=yaml)
+    assert [rung.config(mods=mods).num_warps for mods in ("", "mask=k<q")] == [4, 8]
+    with pytest.raises(ConfigError, match="has no field"):
+        make_rung(tmp_path, "08_wrong", yaml=yaml.replace("num_warps: 8", "num_wraps: 8"))
+
+
 def test_space_is_every_valid_config(tiny):
     space = list(tiny.space())
     shapes = {(64, 4, False), (128, 4, False), (128, 4, True), (128, 8, False), (128, 8, True)}

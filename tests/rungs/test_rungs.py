@@ -59,6 +59,17 @@ def test_expressions(check, rung):
     check(rung)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_without_an_expression_any_mask_is_its_parent(head_dim):
+    """To the last byte of its machine code, by default: what the rung brings costs nothing where it is not used."""
+    rung = catalog.find("51")
+    found = [
+        build_one(each, each.config(head_dim=head_dim), "sm_90a").code for each in (rung, catalog.find(rung.parent))
+    ]
+    assert found[0] == found[1]
+
+
 @EACH
 def test_a_shape_that_a_rung_does_not_take_names_one_that_does(rung):
     problem = Problem(num_heads=2, seqlen_q=129, head_dim=rung.config().head_dim)
