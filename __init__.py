@@ -9,6 +9,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "LatentCache": f"{_FRONTENDS}.mla_layer",
     "absorb": f"{_FRONTENDS}.mla_layer",
     "attention": _API,
+    "check_mask": f"{_API}.mask_check",
     "dropout_mask": f"{_API}.dropout",
     "forward": f"{_API}.timed",
     "reshape_and_cache": f"{_API}.slots",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api.frontends.torch_switch import register_with_torch as register_with_torch
     from flashladder.common.api.frontends.transformers import register_with_transformers as register_with_transformers
     from flashladder.common.api.kvcache import flash_attn_with_kvcache as flash_attn_with_kvcache
+    from flashladder.common.api.mask_check import check_mask as check_mask
     from flashladder.common.api.merge import merge_states as merge_states
     from flashladder.common.api.packed import packed_attention as packed_attention
     from flashladder.common.api.ring import ring_attention as ring_attention

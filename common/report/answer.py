@@ -124,6 +124,9 @@ class Kernel(Part):
     )
     max_error: float | None = Field(default=None, description="of the output that is nearest to its tolerance")
     tolerance: float | None = Field(default=None, description="of that output")
+    unseeing: int | None = Field(
+        default=None, description="run --mask: rows that see no key, over all heads and sequences"
+    )
     registers: int | None = Field(default=None, description="of a thread")
     spill_bytes: int | None = Field(
         default=None, description="of local memory that a thread uses: 0 where nothing spills"
@@ -190,6 +193,7 @@ def of_outcome(name: str, found: Outcome) -> Kernel:
         name,
         found.kernel,
         **_checked(found.problem.name, found.device, found.check),
+        unseeing=found.unseeing,
         time=_predicted(found.predicted) if found.predicted else None,
         **(_timed(found.measurement, found.kernel.version, found.device) if found.measurement else {}),
     )

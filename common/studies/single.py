@@ -50,6 +50,7 @@ class Outcome:
     absent: Mapping[str, str] = field(default_factory=dict)  # official kernels that took no part, with the reason
     on_gpu: bool = False
     device: str = ""  # in words
+    unseeing: int | None = None  # rows that see no key, where a mask or a score was checked
 
     def remarks(self) -> list[str]:
         """What a reader of its figures must know."""

@@ -120,6 +120,13 @@ def test_an_accuracy_study_has_each_family(tell):
 
 
 @pytest.mark.slow
+def test_rows_that_see_no_key_are_told(tell):
+    code, answer = tell("run", "51", "--mask", "k < q", "--seqlen", "64", "--head-dim", "64")
+    (kernel,) = answer.kernels
+    assert (code, answer.right, kernel.right, kernel.unseeing) == (0, True, True, 2)
+
+
+@pytest.mark.slow
 def test_a_grade(tell, tmp_path):
     (tmp_path / "kernel.cu").write_text(catalog.find("01").kernel.read_text())
     code, answer = tell("exercise", "02", "--check", "--folder", str(tmp_path))

@@ -295,3 +295,29 @@ def test_interrupting_is_clean():
     assert process.returncode == console.EXIT_INTERRUPTED
     assert "interrupted" in err
     assert "Traceback" not in err
+
+
+def test_expressions_are_for_a_rung_on_the_emulator(run):
+    for words, said in (
+        (["24", "--mask", "k <= q"], "24_woven_general takes no mask and no score by an expression"),
+        (["51", "--tensor", "far=1"], "give a mask, a score, or both"),
+        (["51", "--mask", "k <= q", "--tensor", "far"], "far is no tensor"),
+        (["51", "--mask", "far[q] > k", "--tensor", "far=ones:9:int32"], "its index is 9"),
+        (["51", "--mask", "k <= q", "--against", "24"], "without --watch and --against"),
+        (["triton", "--mask", "k <= q"], "are for a run of a rung"),
+        (["51", "--mask", "k <= q", "--device", "gpu"], "leave out --device gpu"),
+    ):
+        code, _, errors = run(*words)
+        assert code == console.EXIT_ERROR
+        assert said in " ".join(errors.split())
+
+
+@pytest.mark.slow
+def test_a_mask_is_checked(run, results):
+    """Nothing is logged: the check is of the mask, not of the rung."""
+    words = ["51", "--mask", "k <= q - far", "--tensor", "far=3", "--seqlen", "64", "--head-dim", "64"]
+    code, out, _ = run(*words)
+    assert code == 0
+    assert "PASS" in figure(out, "check")
+    assert "6 of 128 see no key: q=0 to 2 at every h" in figure(out, "rows")
+    assert not list(results.iterdir())

@@ -92,6 +92,21 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     _add_options(group)
 
 
+def add_expressions(parser: argparse.ArgumentParser) -> None:
+    """--mask, --score and --tensor: a mask and a score that are expressions, and what they read."""
+    group = parser.add_argument_group("a mask or a score by an expression (docs/masks.md), checked on the emulator")
+    group.add_argument("--mask", metavar="TEXT", help='which keys a row sees: "k <= q || image[q] == image[k]"')
+    group.add_argument("--score", metavar="TEXT", help='what a score becomes: "s + slope[h] * (k - q)"')
+    group.add_argument(
+        "--tensor",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what they read: image=FILE.npy, far=64, or image=arange:64:int32 (zeros, ones, arange or random, sizes, "
+        "and a dtype; default: fp32, of arange int32)",
+    )
+
+
 def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--set",

@@ -9,6 +9,7 @@ flashladder run my_idea --watch           beside the editor: a trial at every sa
 flashladder run my_idea --against 24      the verdict, which goes to the rung's log of what was tried
 flashladder run my_idea --against 24 --drop                 the same, which goes to the log of rung 24
 flashladder run 37 --against 37 --config num_stages=3       a configuration beside the default one
+flashladder run 51 --mask "k <= q && q - k < far" --tensor far=64     checks a mask: which rows see no key?
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def parser() -> Parser:
     made.add_argument("--verbose", action="store_true", help="all that the emulator counts, line by line")
     made.add_argument("--no-log", action="store_true", help="write no row to results/runs.csv")
     options.add_json(made)
+    options.add_expressions(made)
     idea = made.add_argument_group("trials of an idea")
     idea.add_argument("--against", metavar="RUNG", help="compare with it, and keep the verdict with the rung")
     idea.add_argument("--watch", action="store_true", help="a trial at every save, against the rung's parent")
@@ -63,8 +65,9 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigError("--drop keeps a verdict with the rung compared with: add --against RUNG")
     kernel = catalog.find_implementation(arguments.version)
     values = options.config_values(arguments.config)
-    if not (arguments.watch or arguments.against):
-        return _run(kernel, values, arguments)
+    has_expressions = arguments.mask is not None or arguments.score is not None or bool(arguments.tensor)
+    if has_expressions or not (arguments.watch or arguments.against):
+        return _run(kernel, values, arguments, has_expressions)
     if isinstance(kernel, catalog.Reference):
         raise ConfigError(f"{kernel.name} is a reference: --watch and --against are for rungs, such as 24")
     return _try(kernel, values, arguments)
@@ -88,16 +91,21 @@ def _list(name: str | None) -> int:
     return code
 
 
-def _run(kernel: catalog.Version | catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace) -> int:
+def _run(
+    kernel: catalog.Version | catalog.Reference,
+    values: dict[str, Value],
+    arguments: argparse.Namespace,
+    has_expressions: bool,
+) -> int:
     """Runs, shows and logs it. Raises VerificationError where its output was wrong."""
     from flashladder.common.studies import single
 
-    outcome = _outcome(kernel, values, arguments)
+    outcome = (_checked if has_expressions else _outcome)(kernel, values, arguments)
     for remark in outcome.remarks():
         warn(remark)
     for part in display.outcome(kernel, outcome, arguments.verbose):
         console.print(part)
-    if not arguments.no_log:
+    if not (arguments.no_log or has_expressions):
         aside(f"logged to {single.log(kernel, outcome)}")
     if arguments.json:
         from flashladder.common.report import answer
@@ -107,6 +115,34 @@ def _run(kernel: catalog.Version | catalog.Reference, values: dict[str, Value], 
         return 0 if outcome.check.passed else EXIT_ERROR
     outcome.check.require(f"{kernel.name} with {outcome.kernel.config.name}")
     return 0
+
+
+def _checked(
+    kernel: catalog.Version | catalog.Reference, values: dict[str, Value], arguments: argparse.Namespace
+) -> Outcome:
+    """A mask and a score on the emulator, with the rows that see no key."""
+    if isinstance(kernel, catalog.Reference) or arguments.watch or arguments.against:
+        raise ConfigError("--mask, --score and --tensor are for a run of a rung, without --watch and --against")
+    if arguments.device not in ("auto", "emulator"):
+        raise ConfigError(f"expressions are checked on the emulator: leave out --device {arguments.device}")
+    from flashladder.common.api import mask_check
+    from flashladder.common.compiler import build_one
+    from flashladder.common.console import progress
+    from flashladder.common.expression import given
+    from flashladder.common.runtime import target
+    from flashladder.common.studies import single
+
+    place = target.resolve("emulator", arguments.gpu)
+    plain = options.problem(arguments, kernel.operation, "small")
+    tensors = given.tensors(arguments.tensor, plain.seed)
+    problem, asked = mask_check.of_problem(plain, arguments.mask, arguments.score, tensors)
+    artifact = build_one(kernel, kernel.config_for(problem, place.gpu, **values), place.arch)
+    with progress("emulated CTAs") as update:
+        found = mask_check.checked(artifact, problem, asked, update)
+    return single.Outcome(
+        artifact, problem, found.check, {}, {"rows": str(found)}, found.report, device=place.title,
+        unseeing=found.num_unseeing,
+    )  # fmt: skip
 
 
 def _outcome(

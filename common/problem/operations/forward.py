@@ -215,7 +215,7 @@ def draw_sinks(sinks: torch.Tensor, generator: torch.Generator) -> None:
 def draw_read(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """What an expression reads: few whole numbers, of which many are alike, or normal ones."""
     drawn = torch.randn(tensor.shape, generator=generator, device=generator.device)
-    tensor.copy_(drawn if tensor.is_floating_point() else drawn.abs())
+    tensor.copy_(drawn if tensor.is_floating_point() else drawn.abs().trunc())
 
 
 def heads_of(
