@@ -15,6 +15,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "reshape_and_cache": f"{_API}.slots",
     "tree_mask": f"{_API}.tree",
     "forward_timed": f"{_API}.timed",
+    "masks": _API,
     "merge_states": f"{_API}.merge",
     "ring_attention": f"{_API}.ring",
     "zigzag_split": f"{_API}.ring",
@@ -41,6 +42,7 @@ _PUBLIC = {  # what models call, and the module that has it
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api import attention as attention
+    from flashladder.common.api import masks as masks
     from flashladder.common.api.dropout import dropout_mask as dropout_mask
     from flashladder.common.api.frontends.diffusers import register_with_diffusers as register_with_diffusers
     from flashladder.common.api.frontends.engines import register_with_sglang as register_with_sglang

@@ -9,6 +9,7 @@ from importlib import import_module
 def importer(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
     """The `__getattr__` of a package, by the module of each name; a module that begins with a dot lies in the package.
 
+    As in `from module import name`, a name may be a module itself.
     An AttributeError inside an import becomes an ImportError: `from package import name` hides the former.
     """
 
@@ -17,8 +18,8 @@ def importer(package: str, modules: Mapping[str, str]) -> Callable[[str], object
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             module = import_module(modules[name], package)
+            return getattr(module, name) if hasattr(module, name) else import_module(f".{name}", module.__name__)
         except AttributeError as error:
             raise ImportError(f"{package}.{name} cannot be imported: {error}", name=modules[name]) from error
-        return getattr(module, name)
 
     return load

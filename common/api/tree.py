@@ -16,12 +16,19 @@ def tree_mask(parents: torch.Tensor) -> torch.Tensor:
     itself, its parent, that one's parent, and so on: bit i of its mask is token i. These are torch's operators; a mask
     serves all layers of a step. Raises UnsupportedProblemError for what is no tree of up to 32 tokens.
     """
+    return tree.masks_of(parents_of(parents, 2, tree.MOST_ROWS))
+
+
+def parents_of(parents: torch.Tensor, dimensions: int, most: int | None = None) -> torch.Tensor:
+    """Each token's parent, (..., tokens), validated; UnsupportedProblemError for what is no tree of `most` tokens."""
     found = validate.tensor("parents", parents)
-    if found.dim() != 2 or found.dtype not in (torch.int32, torch.int64) or found.shape[1] > tree.MOST_ROWS:
+    tokens = found.shape[-1] if found.dim() else 0
+    if found.dim() != dimensions or found.dtype not in (torch.int32, torch.int64) or (most and tokens > most):
+        shape = "(batch, tokens)" if dimensions == 2 else "(tokens,)"
         raise UnsupportedProblemError(
-            f"parents is {tuple(found.shape)} {found.dtype}; it should be (batch, tokens) torch.int32 or torch.int64, "
-            f"of up to {tree.MOST_ROWS} tokens"
+            f"parents is {tuple(found.shape)} {found.dtype}; it should be {shape} torch.int32 or torch.int64"
+            + (f", of up to {most} tokens" if most else "")
         )
-    if validate.can_look_at(found) and not ((found >= -1) & (found < torch.arange(found.shape[1]))).all():
+    if validate.can_look_at(found) and not ((found >= -1) & (found < torch.arange(tokens))).all():
         raise UnsupportedProblemError(f"parents={found.tolist()}: each is a token before its own, or -1 for none")
-    return tree.masks_of(found)
+    return found
