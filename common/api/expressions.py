@@ -25,7 +25,7 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 Named = Mapping[str, torch.Tensor]
 
 
-def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: torch.Tensor, k: torch.Tensor) -> Options:
+def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: torch.Tensor, k: torch.Tensor) -> Modified:
     """What is asked for, with the expressions of a call on q and k, and the tensors that they read.
 
     ExpressionError for text that is none, UnsupportedProblemError for tensors that kernels do not take.

@@ -145,9 +145,9 @@ def _in_words(rows: torch.Tensor, first: int) -> list[str]:
             if spans:
                 heads.setdefault(", ".join(kept), []).append(h)
         of_sequence = f"b={b}, " if batch > 1 else ""
-        for spans, of in heads.items():
+        for listed, of in heads.items():
             of_heads = "every h" if len(of) == num_heads else f"h={', '.join(map(str, of))}"
-            words.append(f"q={spans} at {of_sequence}{of_heads}")
+            words.append(f"q={listed} at {of_sequence}{of_heads}")
     return words
 
 
