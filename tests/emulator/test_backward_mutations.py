@@ -11,10 +11,13 @@ from flashladder.common.problem.problem import Problem
 pytestmark = pytest.mark.slow
 
 # These have no synchronisation that one of the others has not, instruction by instruction, and are not asked. Of the
-# others rung 20 is asked for everything, and these for what they have beside it.
+# others rungs 20 and 22 are asked for everything, and these for what they have beside rung 20.
 ASKED, AS_IN = ("backward/13", "backward/16"), ("backward/14", "backward/15")
 # Three panels of dQ, of which one warpgroup has two and the other one, which are both ways of rung 21's loop.
 WIDE = {"head_dim": 192, "head_dim_v": 128, "seqlen_k": 100}
+# Two tiles of 96 keys. With a V of 128 columns calls launch rung 22 with three places of Q and dO, else with two.
+NINETY_SIX = {"head_dim": 192, "head_dim_v": 128, "seqlen_k": 130}
+TWO_PLACES = NINETY_SIX | {"head_dim_v": 192}
 COMMIT = "wgmma.commit_group.sync.aligned"
 
 
@@ -39,6 +42,18 @@ def wide(tiles=3, **more):
     return kernel("backward/21", tiles, sizes=WIDE, **more)
 
 
+def ninety_six(tiles=3, sizes=NINETY_SIX, num_stages=3, **more):
+    """Rung 22, whose rings come round with six tiles."""
+    return kernel("backward/22", tiles, sizes=sizes, config={"num_stages": num_stages}, **more)
+
+
+def products_of(kernel, listed):
+    """Requires what `is_exact` does, of what orders lanes and products alone: other products stand before and behind
+    them than where the rest is asked."""
+    others = {kind: n for kind, n in kernel.counted().items() if not kind[0].startswith(("wgmma.", "bar.warp"))}
+    kernel.is_exact(listed, Counter(others))
+
+
 def split(tiles=3, **more):
     """Rung 20 where a CTA has one head of Q, which calls launch for groups under a causal mask."""
     return kernel("backward/20", tiles, sizes={"causal": True}, config={"split_heads": True}, **more)
@@ -48,6 +63,11 @@ def split(tiles=3, **more):
 def test_what_is_not_asked_has_no_synchronisation_of_its_own(rung):
     asked = kernel(ASKED[0]).counted() | kernel(ASKED[1]).counted()
     assert kernel(rung).counted() <= asked
+
+
+def test_the_last_pass_of_ninety_six_keys_has_no_synchronisation_of_its_own():
+    """Beside that of rung 21, which is asked."""
+    assert ninety_six(entry="backward_finish").counted() <= wide(entry="backward_finish").counted()
 
 
 @pytest.mark.parametrize("rung", ASKED)
@@ -122,9 +142,27 @@ def test_with_two_panels_of_dq_all_is_needed_that_needs_not_be_with_one():
 @pytest.mark.parametrize("part", ["dq", "dkv"])
 def test_without_a_part_of_the_gradients_other_things_are_needed(part):
     """Of what orders lanes and products: other products stand before and behind them."""
-    without = wide(**{f"wants_{part}": False})
-    others = {kind: n for kind, n in without.counted().items() if not kind[0].startswith(("wgmma.", "bar.warp"))}
-    without.is_exact(f"backward/21, without {part}", Counter(others))
+    products_of(wide(**{f"wants_{part}": False}), f"backward/21, without {part}")
+
+
+def test_the_loss_of_any_synchronisation_of_ninety_six_keys_is_reported():
+    """All of rung 22, whose lines have other neighbours than in rungs 20 and 21, where Q and dO have three places."""
+    ninety_six().is_exact("backward/22")
+
+
+def test_the_loss_of_any_part_of_the_order_of_additions_of_ninety_six_keys_is_reported():
+    """What `deterministic` has beside it; it need not go round the rings."""
+    ninety_six(tiles=2, deterministic=True).is_exact("backward/22, in order", ninety_six().counted())
+
+
+def test_with_two_places_products_of_ninety_six_keys_start_in_another_order():
+    """Behind those of dQ, S of the next tile."""
+    products_of(ninety_six(sizes=TWO_PLACES, num_stages=2), "backward/22, two places")
+
+
+@pytest.mark.parametrize("part", ["dq", "dkv"])
+def test_without_a_part_of_the_gradients_of_ninety_six_keys_other_things_are_needed(part):
+    products_of(ninety_six(**{f"wants_{part}": False}), f"backward/22, without {part}")
 
 
 def test_the_loss_of_any_synchronisation_of_heads_that_have_their_ctas_is_reported():
