@@ -97,7 +97,8 @@ def flash_attn_with_kvcache(
 
     head_dim is 64, 96, 128 or 256. With another one, up to 256, each call copies the caches, with zeros behind their
     columns, and O and new keys are copied back. It is 512 where k_cache and v_cache are one tensor of one head, as of
-    Gemma 4's global layers; such a call takes lengths, pages, causal masks and a scale.
+    Gemma 4's global layers; such a call takes lengths, pages, a causal mask and a scale, and no 8-bit floats. Under
+    torch.compile k_cache has to be v_cache, and not another view of it.
 
     A length beyond the room counts as the room, and a page that is none is read as the last one, and not written to:
     what comes of either means nothing, but nothing outside is read or written. Under torch.autocast q, new keys and
@@ -159,7 +160,7 @@ def flash_attn_with_kvcache(
         behind = lengths if k is None else lengths + k.shape[1]
         caches.check_pages(cache, lengths, caches.first_seen(behind, q.shape[1], left, cache_leftpad))
     softcap = validate.softcap(softcap)
-    if mla.is_one_tensor(q, cache):
+    if mla.is_one_tensor(cache):
         beside = {
             "k and v": k,
             "cache_leftpad": cache_leftpad,
@@ -170,10 +171,12 @@ def flash_attn_with_kvcache(
             "tree_mask": tree_mask,
             "cu_seqlens_q": cu_seqlens_q,
             "num_splits": splits or None,
+            "k_descale": cache.k_descale,
         }
         if given_too := [name for name, value in beside.items() if value is not None]:
             raise UnsupportedProblemError(
-                f"a cache of 512 columns that is K and V takes no {listing(given_too)}; keys are written beforehand"
+                f"a cache of 512 columns that is K and V takes no {listing(given_too)}: lengths, pages, "
+                "causal=True and a softmax_scale are all it takes"
             )
         outputs = mla.decode_of_one_tensor(q, cache, lengths, scale, is_causal)
         outputs = (outputs[0] if out is None else out.copy_(outputs[0]), outputs[1])

@@ -88,11 +88,11 @@ def neighbourhood(width: int, rows: int, columns: int) -> dict[str, Any]:
 def draft_tree(parents: torch.Tensor) -> dict[str, Any]:
     """The rows of q are drafted tokens: each sees all keys before them, and of them itself and those above it.
 
-    parents, (tokens,) or (batch, tokens), int32 or int64, has each token's parent: one before it, or -1 for none. The
-    last seqlen_q keys are the drafted tokens'. Unlike `tree_mask`, of any number of tokens; it takes a byte for each
-    pair of them.
+    parents, (tokens,) or (batch, tokens), int32 or int64, has each token's parent: one before it, or -1 for none. There
+    are as many tokens as rows of q, and the last seqlen_q keys are theirs. Unlike `tree_mask`, of any number of tokens;
+    it takes a byte for each pair of them.
     """
-    sees = _lineage(parents_of(parents, 1 if parents.dim() == 1 else 2))
+    sees = _lineage(parents_of(parents, 1 if validate.tensor("parents", parents).dim() == 1 else 2))
     at = _of_sequence("sees", sees, 2)
     first = "seqlen_k - seqlen_q"
     mask = f"k < {first} || sees{at}[q - ({first}), k - ({first})]".replace("[b][", "[b, ")

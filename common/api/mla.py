@@ -16,6 +16,7 @@ from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
+PAGE = 64  # keys
 COLUMNS = ((HEAD_DIM, HEAD_DIM_V), (512, 512), (160, 128))  # of K and of V, that kernels take
 
 
@@ -41,10 +42,10 @@ def compute(
     return outputs["o"], outputs[LSE]
 
 
-def is_one_tensor(q: torch.Tensor, cache: Cache) -> bool:
+def is_one_tensor(cache: Cache) -> bool:
     """Whether a cache of 512 columns is K and V of all heads, as of Gemma 4's global layers."""
     k, v = cache.k, cache.v
-    if q.shape[3] != HEAD_DIM_V or k.shape != v.shape or k.shape[2:] != (1, HEAD_DIM_V):
+    if k.shape != v.shape or k.shape[2:] != (1, HEAD_DIM_V):
         return False
     return k is v or (validate.has_memory(k) and k.data_ptr() == v.data_ptr() and k.stride() == v.stride())
 
@@ -52,11 +53,15 @@ def is_one_tensor(q: torch.Tensor, cache: Cache) -> bool:
 def decode_of_one_tensor(
     q: torch.Tensor, cache: Cache, lengths: torch.Tensor, softmax_scale: float | None, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the log-sum-exp, -inf of a row that sees no key. Without a block table a sequence is a page."""
-    table = cache.table
+    """O and the log-sum-exp, -inf of a row that sees no key. Without a block table a sequence has pages of 64 keys,
+    which most rungs take, or is one page where it has no such."""
+    pages, table = cache.k, cache.table
     if table is None:
-        table = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)[:, None]
-    o, lse = mla_decode(q, cache.k, table, lengths, HEAD_DIM_V, softmax_scale, causal, False)
+        if pages.is_contiguous() and pages.shape[1] % PAGE == 0 and pages.numel():
+            pages = pages.view(-1, PAGE, 1, HEAD_DIM_V)
+        count = len(pages) // max(1, q.shape[0])
+        table = torch.arange(len(pages), dtype=torch.int32, device=q.device).view(q.shape[0], count)
+    o, lse = mla_decode(q, pages, table, lengths, HEAD_DIM_V, softmax_scale, causal, False)
     return o, torch.where(lse == math.inf, -math.inf, lse)
 
 

@@ -106,6 +106,7 @@ class Step(Flat):
         )
 
 
+_FIELDS = tuple(field.name for field in dataclasses.fields(Step))
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -156,9 +157,10 @@ def attend(step: Step, out: torch.Tensor | None) -> Outputs:
     if step.k is not None and validate.surely(rows == 0) and heads:  # new keys are written beside a row of nobody
         attend(dataclasses.replace(step, q=step.q.new_zeros((batch, 1, heads, head_dim))), None)
         return new_o(step.q) if out is None else out, new_lse(step.q)
+    values = [getattr(step, name) for name in _FIELDS]  # as torch 2.11 compiles it, which does not trace vars()
     if out is not None:
-        return out, (decode_out if step.k is None else append_and_decode_out)(*step.flat(), out)
-    o, lse = (decode if step.k is None else append_and_decode)(*step.flat())
+        return out, (decode_out if step.k is None else append_and_decode_out)(*values, out)
+    o, lse = (decode if step.k is None else append_and_decode)(*values)
     return o, lse
 
 

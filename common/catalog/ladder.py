@@ -104,7 +104,8 @@ class Ladder(Declared):
 
     def cells_of(self, operation: str) -> dict[str, Cells]:
         """The groups of one of its operations."""
-        return {name: each for name, each in self.cells.items() if (each.operation or self.operations[0]) == operation}
+        first = self.operations[0] if self.operations else ""
+        return {name: each for name, each in self.cells.items() if (each.operation or first) == operation}
 
     @property
     def lengths(self) -> dict[str, int]:

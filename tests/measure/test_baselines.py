@@ -201,6 +201,9 @@ def test_nobody_is_given_a_cache_in_8_bits(on_hopper, name):
         (("SOFTCAP",), Problem(softcap=3.0), "was built without softcaps"),
         (("SOFTCAP",), Problem(window_left=9), None),
         (("VARLEN",), Problem(), None),
+        ((), Problem(head_dim=512), "takes no head_dim of 512"),
+        ((), Problem(num_heads=72, sinks=True), "takes sinks of up to 64 heads"),
+        ((), Problem(head_dim=192, head_dim_v=128, sinks=True), "where V has as many columns as K"),
     ],
 )
 def test_a_flash_attention_3_built_without_a_kernel_is_not_asked_for_it(

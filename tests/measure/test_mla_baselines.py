@@ -15,8 +15,9 @@ LENGTHS = (70, 130, 64)
 
 def problem(**values):
     options = {"paged": values.pop("paged", True), "page_size": values.pop("page_size", 64)}
+    options |= values.pop("options", {})
     usual = {"num_heads": 4, "num_heads_k": 1, "head_dim": 576, "head_dim_v": 512, "seqlen_q": 1}
-    return Problem(operation="mla", seqlens_k=LENGTHS, options=options, **(usual | values))
+    return Problem(operation="mla", options=options, **({"seqlens_k": LENGTHS} | usual | values))
 
 
 def attend(q, k, v, scale):
@@ -114,6 +115,32 @@ def test_each_is_told_what_the_problem_is(on_hopper, monkeypatch, name):
         given = run()._asdict()
         outputs = {output: given[output] for output in task.outputs if output != LSE}
         verify(expect(task, tensors), outputs).require(name)
+
+
+def test_flash_mla_is_given_lists_whose_rest_is_no_key(on_hopper, monkeypatch):
+    """Of a list it knows -1 alone as no key; what lies behind a list's length may be anything."""
+
+    def with_kvcache(q, cache, table, lengths, columns, *_, indices, is_fp8_kvcache, **options):
+        assert (table, lengths, is_fp8_kvcache) == (None, None, True)
+        given.append(indices)
+        return q[..., :columns], None
+
+    given, asked = [], []
+    module = SimpleNamespace(
+        flash_mla_with_kvcache=with_kvcache, get_mla_metadata=lambda _, *counts: (asked.append(counts), None)
+    )
+    task = problem(num_heads=64, seqlens_k=(100, 128), options={"sparse": True, "fp8_rows": True})
+    tensors, baseline = make_inputs(task), baselines.find("flashmla", "mla")
+    monkeypatch.setattr(type(baseline), "_import", lambda _: module)
+    baseline.prepare(task, tensors)
+    lists = tensors.by_name["indices"]
+    assert torch.equal(given[0][:, 0, :100], lists[:, :100])
+    assert (given[0][0, 0, 100:] == -1).all()
+    assert (lists[0, 100:] != -1).any()
+    assert asked == [(64, 1, 64, True, 128)]
+    assert "lists of whole 64 keys" in baseline.refusal(
+        problem(num_heads=64, seqlens_k=(100,), options={"sparse": True, "fp8_rows": True})
+    )
 
 
 def test_a_schedule_is_made_once_before_anything_is_timed(on_hopper, monkeypatch):

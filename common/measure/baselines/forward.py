@@ -129,7 +129,7 @@ def _flash_3(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
         "cu_seqlens_k": starts * problem.seqlen_k,
         "max_seqlen_q": problem.seqlen_q,
         "max_seqlen_k": problem.seqlen_k,
-        "s_aux": tensors.by_name[SINKS].to(tensors.q.dtype),
+        "s_aux": tensors.by_name[SINKS].to(torch.bfloat16),
     }
     q, k, v = (tensor.flatten(0, 1) for tensor in (tensors.q, tensors.k, tensors.v))
     return lambda: Output(fwd(q, k, v, **options)[0].view_as(tensors.o))
@@ -246,7 +246,10 @@ def _heads_first(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _takes_what_was_built(problem: Problem) -> str | None:
-    """FlashAttention-3 can be built without types, bounds and more; asked for some of these it ends the process."""
+    """FlashAttention-3 can be built without types, bounds and more; asked for some of these it ends the process. Sinks
+    are of vLLM's build, for up to 64 heads."""
+    if problem.sinks and (problem.num_heads > 64 or problem.head_dim != problem.head_dim_v):
+        return "takes sinks of up to 64 heads, where V has as many columns as K"
     try:
         flags = import_module("flash_attn_config").CONFIG["build_flags"]
     except (ImportError, AttributeError, KeyError):
@@ -260,7 +263,8 @@ def _takes_what_was_built(problem: Problem) -> str | None:
     for flag, (what, is_asked) in wanted.items():
         if is_asked and flags.get(f"FLASHATTENTION_DISABLE_{flag}"):
             return f"was built without {what}"
-    size = next(d for d in (64, 96, 128, 192, 256) if problem.head_dim <= d)  # a wider one would do, but slowly
+    # A wider one would do, but slowly; what is wider than all is refused elsewhere.
+    size = next((columns for columns in (64, 96, 128, 192, 256) if problem.head_dim <= columns), 0)
     return f"was built without head_dim {size}" if flags.get(f"FLASHATTENTION_DISABLE_HDIM{size}") else None
 
 

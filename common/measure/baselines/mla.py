@@ -15,7 +15,7 @@ from flashladder.common.measure.baselines.forward import BASELINES as OF_FORWARD
 from flashladder.common.measure.baselines.forward import Output
 from flashladder.common.problem.decode_sizes import seqlens
 from flashladder.common.problem.inputs import Tensors
-from flashladder.common.problem.operations.mla import HEAD_DIM, HEAD_DIM_V, INDICES
+from flashladder.common.problem.operations.mla import HEAD_DIM, HEAD_DIM_V, INDICES, NO_ROW
 from flashladder.common.problem.problem import Problem
 
 
@@ -24,7 +24,9 @@ def _takes_flash_mla_rows(problem: Problem) -> str | None:
     if not problem.paged or problem.page_size != 64:
         return "reads pages of 64 keys alone"
     if problem.fp8_rows and problem.sparse:
-        return None if problem.num_heads % 64 == 0 else f"takes 64 or 128 heads of sparse rows, not {problem.num_heads}"
+        if problem.num_heads % 64 or problem.seqlen_k % 64:
+            return f"takes 64 or 128 heads and lists of whole 64 keys, not {problem.num_heads} and {problem.seqlen_k}"
+        return None
     return _is_asked_for_plain_latents(problem)
 
 
@@ -44,13 +46,16 @@ def _takes_one_head_in_pages(problem: Problem) -> str | None:
 
 
 def _flash_mla(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
-    """Its schedule is made beforehand, once for all layers of a model; it is not timed."""
+    """Its schedule is made beforehand, once for all layers of a model; it is not timed. Of lists -1 alone is no key."""
     heads_of_one = problem.seqlen_q * problem.num_heads // problem.num_heads_k
-    metadata = module.get_mla_metadata(tensors.cache_seqlens, heads_of_one, problem.num_heads_k)
+    counts = (problem.num_heads, True, problem.seqlen_k) if problem.sparse else ()
+    metadata = module.get_mla_metadata(tensors.cache_seqlens, heads_of_one, problem.num_heads_k, *counts)
     options: dict[str, Any] = {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
     table, lengths = (None, None) if problem.sparse else (tensors.block_table, tensors.cache_seqlens)
     if problem.sparse:
-        options |= {"is_fp8_kvcache": True, "indices": tensors.by_name[INDICES][:, None]}
+        lists = tensors.by_name[INDICES]
+        is_behind = torch.arange(problem.seqlen_k, device=lists.device) >= tensors.cache_seqlens[:, None]
+        options |= {"is_fp8_kvcache": True, "indices": lists.masked_fill(is_behind, NO_ROW)[:, None]}
     cache = tensors.q, tensors.k_cache, table, lengths, problem.head_dim_v
 
     def run() -> Output:

@@ -166,11 +166,12 @@ def _packed(sizes: Sizes, device: str) -> tuple[Attend, Attend]:
 @contextmanager
 def _deterministic(device: str) -> Iterator[None]:
     """All of torch, and both attentions with it."""
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before)
 
 
 @contextmanager

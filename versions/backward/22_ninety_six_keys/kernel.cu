@@ -108,8 +108,11 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
                                     const Mask &mask, PassingTiles tiles, int key_tile, Gradient (&sum)[Role::Tile::panels]) {
     constexpr bool has_values = Role::number == 1;
     constexpr int gradients = wants_dkv ? Role::Tile::panels : 0;  // products
-    // Registers for S of the next tile, beside sums and dQ; else dQ is added before that is started.
-    constexpr bool adds_first = Role::Tile::panels * 48 + Role::panels * 32 + 24 > 208;
+    // Registers of a thread: where S of the next tile has no room beside the gradient and dQ, dQ is added before it is started.
+    constexpr int of_gradient = Role::Tile::panels * block_n / 2, of_dq = Role::panels * dq_cols / 2, of_s = part_keys / 2;
+    constexpr int most_registers = 208;  // of 240; addresses and counters take the others
+    constexpr bool adds_first = of_gradient + of_dq + of_s > most_registers;
+    static_assert(!(adds_first && scores_ahead), "the loop ends before the last dQ but one is added");
 
     const int warp = uniform_warp_index() % 4, part = Role::number * part_keys, first_key = key_tile * block_n + part;
     const Near<ByRows<QTile>> q_rows(shared.q.tiles[0]);
@@ -215,15 +218,15 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     };
     using None = std::integral_constant<int, 0>;
     using Gradients = std::integral_constant<int, gradients>;
-    // Starts the gradient of the tile whose P and dS are there, behind dQ of the tile before. Before the first tile one passes whose
-    // dS is 0.
+    // Starts the gradient of the tile whose P and dS are there, behind dQ of the tile before. The first time that
+    // is a product of the zeros in place 1, which nobody adds.
     auto sum_tile = [&] {
         start_dq(place.stage ^ 1);
         tell_added();
         start_gradient();
         wait_for_dq(Gradients());
     };
-    using Next = std::integral_constant<int, scores_ahead ? 1 : 2>;  // of S and dP of the next tile, what starts behind
+    using Next = std::integral_constant<int, scores_ahead ? 1 : 2>;  // products of the next tile that may run on
 
     shared.keys_full.wait(0);
     start_scores(at);
