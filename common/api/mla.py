@@ -45,9 +45,11 @@ def compute(
 def is_one_tensor(cache: Cache) -> bool:
     """Whether a cache of 512 columns is K and V of all heads, as of Gemma 4's global layers."""
     k, v = cache.k, cache.v
-    if k.shape != v.shape or k.shape[2:] != (1, HEAD_DIM_V):
+    if not (validate.surely(k.shape[3] == HEAD_DIM_V) and validate.surely(k.shape[2] == 1)):
         return False
-    return k is v or (validate.has_memory(k) and k.data_ptr() == v.data_ptr() and k.stride() == v.stride())
+    if k is v or not validate.has_memory(k):
+        return k is v
+    return k.data_ptr() == v.data_ptr() and k.shape == v.shape and k.stride() == v.stride()
 
 
 def decode_of_one_tensor(

@@ -195,7 +195,7 @@ def test_chunks_of_packed_sequences_count_from_the_start_of_each():
         (lambda: masks.chunks(2.5), "size=2.5"),
         (lambda: masks.sinks_and_window(-1, 3), "sinks=-1: it should be 0 or more"),
         (lambda: masks.neighbourhood(0, 1, 1), "width=0: it should be 1 or more"),
-        (lambda: masks.draft_tree([-1, 0]), "parents is list"),
+        (lambda: masks.draft_tree([-1, 0]), "parents is of type list"),
         (lambda: masks.draft_tree(torch.tensor([0, 1])), "each is a token before its own"),
         (lambda: masks.draft_tree(torch.ones(1, 2, 3).int()), "parents is (1, 2, 3)"),
     ],
