@@ -93,9 +93,9 @@ def draft_tree(parents: torch.Tensor) -> dict[str, Any]:
     it takes a byte for each pair of them.
     """
     sees = _lineage(parents_of(parents, 1 if validate.tensor("parents", parents).dim() == 1 else 2))
-    at = _of_sequence("sees", sees, 2)
+    of_sequence = "b, " if sees.dim() == 3 else ""
     first = "seqlen_k - seqlen_q"
-    mask = f"k < {first} || sees{at}[q - ({first}), k - ({first})]".replace("[b][", "[b, ")
+    mask = f"k < {first} || sees[{of_sequence}q - ({first}), k - ({first})]"
     return {"mask": mask, "tensors": {"sees": sees}}
 
 

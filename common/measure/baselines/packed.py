@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flashladder.common.measure.baselines import Baseline, RunOnce, by_name, forward
-from flashladder.common.measure.baselines.forward import Output, options_of, sinks_for_4
+from flashladder.common.measure.baselines.forward import Output, options_of, options_of_packed, sinks_for_4
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.operations import packed
 from flashladder.common.problem.problem import Problem
@@ -31,12 +31,10 @@ def _flash_packed(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 def _flash_3_packed(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     """Its varlen function; or `fwd(q, k, v, ...)`, where a module has kernels for lengths alone."""
     q, k, v = tensors.q[0], tensors.k[0], tensors.v[0]
-    starts: dict[str, Any] = {"cu_seqlens_q": tensors.cu_seqlens_q, "cu_seqlens_k": tensors.cu_seqlens_k}
-    starts |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
-    starts |= {"softmax_scale": problem.softmax_scale, "causal": problem.causal}
+    options = options_of_packed(problem, tensors.cu_seqlens_q, tensors.cu_seqlens_k)
     if fwd := getattr(module, "fwd", None):
-        return lambda: Output(fwd(q, k, v, **starts)[0][None])
-    return lambda: Output(module.flash_attn_varlen_func(q, k, v, **starts)[None])
+        return lambda: Output(fwd(q, k, v, **options)[0][None])
+    return lambda: Output(module.flash_attn_varlen_func(q, k, v, **options)[None])
 
 
 def _flash_4_packed(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
