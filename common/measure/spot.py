@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from flashladder.common.errors import CheatError
+from flashladder.common.problem import latent_rows
 from flashladder.common.problem.check import Expected, verify
 from flashladder.common.problem.inputs import Tensors
 
@@ -76,7 +77,7 @@ class Stage:
             signs = self._draw_signs(self._seen[names[0]])
             for name in names:
                 if name in self._seen:
-                    _flip(self._seen[name], signs[: self._seen[name].shape[-1]], self._new[name])
+                    _flip(self._seen[name], signs, self._new[name])
                 else:
                     wanted[name] = wanted[name] * signs[: wanted[name].shape[-1]]
         self._wanted = replace(self._expected, exact=wanted)
@@ -114,6 +115,10 @@ class Stage:
 
 def _flip(tensor: torch.Tensor, signs: torch.Tensor, out: torch.Tensor) -> None:
     """A tensor times the signs of its columns. torch multiplies no 8-bit floats, whose sign is their upper bit."""
+    if tensor.dtype == torch.uint8:
+        out.copy_(latent_rows.times_signs(tensor, signs))
+        return
+    signs = signs[: tensor.shape[-1]]
     if tensor.element_size() == 1:
         torch.bitwise_xor(tensor.view(torch.uint8), (signs < 0).to(torch.uint8) << 7, out=out.view(torch.uint8))
     else:

@@ -32,3 +32,12 @@ def to_numbers(rows: torch.Tensor) -> torch.Tensor:
     numbers, scales, rotated = (part.contiguous() for part in parts)
     groups = numbers.view(FP8).float().unflatten(-1, (-1, GROUP)) * scales.view(torch.float32)[..., None]
     return torch.cat((groups.flatten(-2).bfloat16(), rotated.view(torch.bfloat16)), -1)
+
+
+def times_signs(rows: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+    """Rows (..., 656), or V's first 512 bytes of them, of the same numbers times the signs (576,) of their columns."""
+    signed = rows.view(torch.uint8).clone()
+    upper = torch.cat((signed[..., :LATENT], signed[..., ROW_BYTES - 2 * ROTATED + 1 :: 2]), -1)  # bytes with a sign
+    upper ^= (signs[: upper.shape[-1]] < 0).to(torch.uint8) << 7
+    signed[..., :LATENT], signed[..., ROW_BYTES - 2 * ROTATED + 1 :: 2] = upper[..., :LATENT], upper[..., LATENT:]
+    return signed.view(rows.dtype)

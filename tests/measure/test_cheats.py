@@ -286,12 +286,19 @@ def test_new_inputs_have_the_answer_that_is_expected(hold):
         assert all(torch.equal(getattr(instance.tensors, name), tensor) for name, tensor in before.items())
 
 
+IN_BYTES = {"operation": "mla", "head_dim": 576, "head_dim_v": 512, "fp8_rows": True}
+
+
 @pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("sizes", [{"operation": "decode", "num_heads_k": 1}, {"operation": "mla", "head_dim_v": 32}])
+@pytest.mark.parametrize(
+    "sizes", [{"operation": "decode", "num_heads_k": 1}, {"operation": "mla", "head_dim_v": 32}, IN_BYTES]
+)
 def test_new_caches_have_the_answer_that_is_expected(sizes, paged):
     """Also where one tensor is both caches."""
+    options = {"paged": paged, "page_size": 64 if sizes is IN_BYTES else 16}
+    options |= {name: sizes[name] for name in ("fp8_rows",) if name in sizes}
     sizes = {"num_heads": 2, "seqlen_q": 1, "head_dim": 64, "seqlens_k": (70, 9), "num_heads_k": 1} | sizes
-    problem = Problem(options={"paged": paged, "page_size": 16}, **sizes)
+    problem = Problem(options=options, **{name: size for name, size in sizes.items() if name not in options})
     instance = contest.ProblemInstance(problem, "cpu")
     tensors, stage = instance.tensors, instance.stage
     seen = tensors.k_cache.clone()
