@@ -36,7 +36,8 @@ _GENERAL = (*_INPUTS, *(field.name for field in dataclasses.fields(Options)), "l
 
 LIBRARY.define(
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
-    f"{Options.schema()}, bool wants_dq, bool wants_dkv) -> (Tensor, Tensor, Tensor)"
+    f"{Options.schema()}, bool wants_dq, bool wants_dkv) -> (Tensor, Tensor, Tensor)",
+    tags=operator.STRIDES,
 )
 
 

@@ -40,9 +40,12 @@ onlookers = (  # each gives something where torch looks at what is called
 )
 
 LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
+# Rows may lie further apart than where a model was traced: torch.compile pads what its own kernels write, and with the
+# usual tag would copy it to unpadded rows before each call.
+STRIDES = torch.Tag.needs_fixed_stride_order
 _OPTIONS = "bool causal, float? softmax_scale, str version, bool lse"
-LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
-LIBRARY.define(f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_OPTIONS}) -> Tensor")
+LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)", tags=STRIDES)
+LIBRARY.define(f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_OPTIONS}) -> Tensor", tags=STRIDES)
 
 
 def in_cpp() -> ModuleType | None:
@@ -300,7 +303,7 @@ def _general(name: str, kind: type[Options]) -> Any:
         return new_o(q, v.shape[3]), (new_lse(q, is_packed) if lse else no_lse(q))
 
     schema = f"(Tensor q, Tensor k, Tensor v, {kind.schema()}, bool lse) -> (Tensor, Tensor)"
-    made = torch.library.custom_op(f"flashladder::{name}", run, mutates_args=(), schema=schema)
+    made = torch.library.custom_op(f"flashladder::{name}", run, mutates_args=(), schema=schema, tags=STRIDES)
     made.register_fake(fake)
     return made
 

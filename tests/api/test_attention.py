@@ -124,6 +124,12 @@ def test_torch_sees_through_it(device, monkeypatch):
     assert all(map(torch.equal, compiled(*inputs), model(*inputs)))
 
 
+@pytest.mark.parametrize("name", ["attention", "attention_out", "attention_general", "attention_backward"])
+def test_torch_compile_may_pad_rows(name):
+    """It pads what its own kernels write on a GPU, and with the usual tag would copy that to unpadded rows."""
+    assert torch.Tag.needs_fixed_stride_order in getattr(torch.ops.flashladder, name).default.tags
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_whoever_looks_on_sees_an_operator(device):
     _, inputs = qkv(Problem(seqlen_q=16, head_dim=64), device)
