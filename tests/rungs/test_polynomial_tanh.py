@@ -1,4 +1,4 @@
-"""Scores below 3/4 of a softcap by a polynomial, the others by an exponential: a lane decides for each of its rows."""
+"""Scores below 7/16 of a softcap by a polynomial, the others by an exponential: a lane decides for each of its rows."""
 
 import pytest
 import torch
@@ -42,3 +42,13 @@ def test_far_scores_of_a_row_change_no_other_row():
     assert torch.equal(near.o[:, others], far.o[:, others])
     assert torch.equal(near.lse[..., others], far.lse[..., others])
     assert not torch.equal(near.o[:, 8], far.o[:, 8])
+
+
+def test_keys_that_a_mask_hides_change_no_row():
+    task = Problem(seqlen_q=200, seqlen_k=200, head_dim=64, causal=True, softcap=30.0)
+    seen, changed = make_inputs(task), make_inputs(task)
+    changed.k[:, 100:] *= 100
+    for tensors in (seen, changed):
+        computed(task, tensors)
+    assert torch.equal(seen.o[:, :100], changed.o[:, :100])
+    assert torch.equal(seen.lse[..., :100], changed.lse[..., :100])

@@ -189,7 +189,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
 
         wait_for<1>(s);
         constexpr bool in_line = causal && !masked;  // all keys come before the rows' own
-        scores.apply(s);
+        scores.template cap<masked>(s);
         if constexpr (!in_line) scores.add_slope(s, rows.first(), j * block_n);
         if constexpr (masked) mask.hide(s, rows.first(), j * block_n);
         if (masked && softmax.has_new_rows()) softmax.begin_new_rows(s);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         kept.take();
         wait_for(s);
         k.release();  // not as late as in `step`: `start` takes the maxima, so no scores can be lost
-        scores.apply(s);
+        scores.template cap<true>(s);
         scores.add_slope(s, rows.first(), last * block_n);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
@@ -309,7 +309,7 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
                 for (int col = 0; col < block_n; col += 16) {
                     Accumulator<16, 16> part;
                     scores_of_warp<KTile>(part, q, k_tile + KTile::step(col, 0), shared.q_tiles[q_at.stage], warp_row);
-                    scores.apply(part);
+                    scores.template cap<true>(part);
                     scores.add_slope(part, tile_row + warp_row, first_key + col);
                     mask.hide(part, tile_row + warp_row, first_key + col);
                     take_rows(s, col, part, lost);

@@ -27,6 +27,14 @@ struct SlopingScores : Capped {
     template <class Params>
     __device__ explicit SlopingScores(const Params &params) : Capped(params) {}
 
+    // The softcap of S, in place. A mask may hide some of S, or none.
+    template <bool may_hide, int cols>
+    __device__ void cap(Accumulator<16, cols> &s) const {
+        if constexpr (polynomial_tanh)
+            this->template apply<may_hide>(s);
+        else
+            this->apply(s);
+    }
     // Of the head of a work tile, whose mask it is.
     template <class Params, class Mask>
     __device__ void take(const Params &params, const WorkTileReader &work, const Mask &mask) {
