@@ -133,14 +133,19 @@ def _part(gpu: str, times: Times) -> dict[str, Any]:
                 plain = Call(operation, {}).problem(*widths)
                 rungs = usual.setdefault(widths, rung.name), rung.name
                 if columns == widths and (found := factor(plain, fields, rungs, times)):
-                    factors.append(f"{found:.2f} ({widths[0]})")
+                    factors.append(f"{found:.2f} ({_name(widths)})")
             rows.append([name, *cells, ", ".join(factors)])
-    columns_of = ["", *map(str, HEAD_DIMS), "/".join(map(str, APART)), "factor"]
+    columns_of = ["", *map(_name, WIDTHS), "factor"]
     mla = {
         name: _launched(Call("mla", {"options": options}).problem(*columns), gpu)
         for name, (*columns, options) in LATENTS.items()
     }
     return {"gpu": load_gpu(gpu), "columns": columns_of, "rows": rows, "reasons": reasons, "mla": mla}
+
+
+def _name(widths: tuple[int, int]) -> str:
+    """Of Q's and V's columns: one number where they are as many."""
+    return "/".join(map(str, dict.fromkeys(widths)))
 
 
 def _launched(problem: Problem, gpu: str) -> str:
