@@ -113,3 +113,9 @@ def ratios(cells: Sequence[CellResult], kernel: str = FASTEST) -> Ratios | None:
         return None
     least, worst = min(found, key=lambda pair: pair[0])
     return Ratios(len(found), geometric_mean(ratio for ratio, _ in found), least, worst)
+
+
+def beside(cells: Sequence[CellResult], official: str) -> float | None:
+    """How many times as fast as an official kernel the fastest rung is: the geometric mean over cells with both."""
+    found = [cell.times[official] / cell.times[cell.rung] for cell in cells if cell.rung and official in cell.times]
+    return geometric_mean(found) if found else None

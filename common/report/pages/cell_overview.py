@@ -1,4 +1,7 @@
-"""What you call, and what it gives beside the fastest official kernel: the README's table of all ladders' cells."""
+"""What you call, and what it gives beside official kernels: the README's tables of all ladders' cells.
+
+One has each official kernel in the cells of a ladder's first group, the other the fastest one in the cells of all.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pandas as pd
 
 from flashladder.common import catalog
 from flashladder.common.escape import Markdown, markdown
+from flashladder.common.measure import baselines
 from flashladder.common.records import cell_results
 from flashladder.common.records.cell_results import CellResult
 from flashladder.common.report import cell_tables, formats
@@ -19,14 +23,38 @@ from flashladder.common.report.sections import Section
 from flashladder.common.report.tables import numbers
 from flashladder.common.report.templating import render
 
+CALLS = "calls"  # the place of the table of each official kernel
+
 
 def sections(readme: Path, folder: Path, logged: Logged) -> list[Section]:
-    """The table, where the README has a place for it and cells were logged."""
-    section = Section(readme, MARKER, partial(_text, readme, folder, logged))
-    return [section] if logged and section.has_place else []
+    """The tables, where the README has a place for them and cells were logged."""
+    made = [Section(readme, name, partial(text, readme, folder, logged)) for name, text in _TEXTS.items()]
+    return [section for section in made if logged and section.has_place]
 
 
-def _text(readme: Path, folder: Path, logged: Logged) -> str:
+def _calls(readme: Path, folder: Path, logged: Logged) -> str:
+    first = {ladder: _first_group(ladder, logged[ladder]) for ladder in catalog.ladders() if ladder in logged}
+    official = [
+        name for name in baselines.titles() if any(name in cell.times for cells in first.values() for cell in cells)
+    ]
+    columns = ["you call", "it runs", *numbers(*map(cell_tables.title_of, official))]
+    rows = []
+    for ladder, cells in first.items():
+        rungs = sorted({cell_tables.title_of(cell.rung).removeprefix("rung ") for cell in cells if cell.rung})
+        figures = (cell_results.beside(cells, name) for name in official)
+        of_each = ["" if figure is None else formats.ratio(figure) for figure in figures]
+        rows.append([_linked(readme, folder, ladder), ", ".join(rungs), *of_each])
+    return render("cell_calls.md.j2", columns=columns, rows=rows)
+
+
+def _first_group(ladder: str, of_gpus: Mapping[str, pd.DataFrame]) -> list[CellResult]:
+    """Its cells on the GPU that has most of them."""
+    group = next(iter(catalog.ladder_named(ladder).cells))
+    found = [[cell for cell in cell_results.results(rows) if cell.group == group] for rows in of_gpus.values()]
+    return max(found, key=len)
+
+
+def _overview(readme: Path, folder: Path, logged: Logged) -> str:
     columns = ["you call", *numbers("cells", "mean", "least"), "where", "by group", "on"]
     named = ((_linked(readme, folder, ladder), ladder) for ladder in catalog.ladders() if ladder in logged)
     rows = [[name, *row] for name, ladder in named for row in _row(ladder, logged[ladder])]
@@ -63,3 +91,6 @@ def _days(rows: pd.DataFrame) -> str:
     """The first and the last."""
     days = rows["time"].str[:10]
     return " to ".join(dict.fromkeys((days.min(), days.max())))
+
+
+_TEXTS = {CALLS: _calls, MARKER: _overview}
