@@ -27,6 +27,9 @@ struct NoLine {
 // 2^(scale * S - m) by one fused multiply-add is as wrong as m is rounded, which beyond 2^24 is a unit and more. So a row whose
 // maximum is so far from 0 has `far` in the place of m: each P is infinite, and the rare path counts S from the row's
 // maximum, to which the difference is exact near it. That lies in local memory, so other rows pay nothing.
+//
+// That no P has passed the limit is seen of the lane's sums, where they are wanted anyway: no P is above its sum. Else it is
+// seen of each P.
 template <class T, bool with_lse>
 struct LaggingSoftmax {
     static constexpr bool is_half = std::is_same_v<T, __half>;
@@ -40,9 +43,9 @@ struct LaggingSoftmax {
     Accumulator<16, 8> w;  // the sum of P as it is rounded, in all columns
     float l[2];            // the lane's share of the sum of P before it is rounded, which the log-sum-exp needs
     float rounding[2];     // what rounding has added to l too much
-    uint32_t bits[is_half ? 2 : 1];  // of P of the last block, see `look`
-    float factor[2];    // by which O is yet to be scaled
-    bool raised;        // m, with the last block of scores
+    uint32_t seen;         // of the last block, see `look`
+    float factor[2];       // by which O is yet to be scaled
+    bool raised;           // m, with the last block of scores
 
     // Before a tile of which no row may see a key.
     __device__ void reset() {
@@ -97,7 +100,7 @@ struct LaggingSoftmax {
         float sum[2];
         raised = false;
         exponentiate(s, sum, line);
-        if (any(seen() >= __float_as_uint(limit))) raise(s, sum, recompute);
+        if (any(seen >= __float_as_uint(limit))) raise(s, sum, recompute);
         add(sum);
     }
 
@@ -141,7 +144,7 @@ struct LaggingSoftmax {
     }
 
     // Always true, which the compiler cannot know: what is told from it comes behind all of P.
-    __device__ bool is_computed() const { return seen() != 0xffffffff; }
+    __device__ bool is_computed() const { return seen != 0xffffffff; }
 
   private:
     // What a row's P is counted from: 2^(scale * (S - origin) - m).
@@ -176,7 +179,7 @@ struct LaggingSoftmax {
     template <int cols, class Line = NoLine>
     __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2], Line line = {}) {
         uint32_t before = 0;
-        forget();
+        seen = 0;
         each_row([&](int h) {
             // m stays what it is, as no P is negative. The compiler cannot know that, so it waits for most of the row
             // before: not for all of it, or the exponentials would pause.
@@ -187,10 +190,11 @@ struct LaggingSoftmax {
             each_element(s, h, [&](float &x) {
                 x = exp2_approx(fmaf(x, scale, line.at(begun, done / 2 * 8 + done % 2)));
                 sum[h] += x;  // no code unless it is used
-                look(x, h);
-                if (++done == cols / 4 * 3 / 4) before = of_row(h);
+                if constexpr (!with_lse) look(x);
+                if (++done == cols / 4 * 3 / 4) before = with_lse ? __float_as_uint(sum[h]) : seen;
             });
         });
+        if constexpr (with_lse) each_row([&](int h) { look(sum[h]); });
     }
 
     // Adds a block's sums to l, and keeps what rounding loses (Kahan, 1965).
@@ -203,32 +207,28 @@ struct LaggingSoftmax {
             });
     }
 
-    // Floats that are not negative are in order as integers too. The top bit of an exponent is set from 2 on, which all P
-    // together tell; of fp16 the largest of each row is kept.
-    __device__ void look(float p, int h) {
+    // Floats that are not negative are in order as integers too, NaN above all. The top bit of an exponent is set from 2 on,
+    // which all together tell; of fp16 the largest is kept.
+    __device__ void look(float p) {
         const uint32_t x = __float_as_uint(p);
-        of_row(h) = is_half ? max(of_row(h), x) : of_row(h) | x;
-    }
-    __device__ uint32_t &of_row(int h) { return bits[is_half ? h : 0]; }
-    __device__ uint32_t seen() const { return is_half ? max(bits[0], bits[is_half]) : bits[0]; }
-    __device__ void forget() {
-        each_row([&](int h) { of_row(h) = 0; });
+        seen = is_half ? max(seen, x) : seen | x;
     }
 
     static __device__ bool any(bool of_lane) { return __any_sync(0xffffffff, of_lane); }
 
-    // The rare path: P of some row has passed the limit. Its m goes up, and P comes down to where a first block's is.
+    // The rare path: P of some row has passed the limit, or its sum has. If P has, m goes up, and P comes down to where a first
+    // block's is; else all stays what it is.
     template <int cols, class Recompute>
     __device__ void raise(Accumulator<16, cols> &s, float (&sum)[2], Recompute recompute) {
         raised = true;
         float highest[2];
         bool is_lost[2];
         each_row([&](int h) {
-            highest[h] = is_half ? quad_max(__uint_as_float(of_row(h))) : row_max(s, h);
+            highest[h] = row_max(s, h);
             is_lost[h] = highest[h] >= lost;
             factor[h] = 1.0f;
         });
-        forget();  // no register for it meanwhile
+        seen = 0;  // no register for it meanwhile
         if (any(is_lost[0] || is_lost[1])) recompute(is_lost);
         each_row([&](int h) {
             if (!any(highest[h] >= limit)) return;  // no row of this half moves
