@@ -77,6 +77,8 @@ FIELDS = {
         Field("copy_pieces", int, "pieces in which a block of K and V is copied"),
         Field("edge_n", int, "keys of a part of a block that a mask or an end may cut"),
         Field("polynomial_tanh", bool, "scores far below the softcap take a polynomial, and no exponential for tanh"),
+        Field("limit_by_sums", bool, "whether some P has passed its limit is seen of the sums for the log-sum-exp"),
+        Field("alternating", bool, "where threads sum P, two operands take turns, so that each is packed once"),
         Field("ptxas_level", int, "the -O of ptxas: at 1 it largely keeps the order of the source", choices=(1, 2, 3)),
         Field("skip_first_rescale", bool, "the first step of the main loop does not rescale O"),
         Field("row_stride", int, "elements from a row of Q, K, V or O to the next, known to the compiler"),

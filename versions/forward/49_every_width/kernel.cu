@@ -55,6 +55,7 @@ constexpr bool stores_by_tma = q_stages > 1;            // O
 // Behind panels of 64 columns, in a product of 256 at most. With dropout ones would sum what is left of P.
 constexpr bool has_ones = ones && !dropout && head_dim_v % 64 == 0 && head_dim_v < 256;
 constexpr bool sums_apart = !has_ones && !dropout;  // by threads; with dropout P is summed where it is rounded
+constexpr bool takes_turns = alternating && sums_apart;  // two operands P do
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using OTile = SwizzledPanels<block_m, head_dim_v>;  // in the place of Q
@@ -72,7 +73,7 @@ using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (has_ones ? ones_columns : 0)>;  // and the sum of P
 using Kept = DrawnMask<dtype, Masks, dropout>;
-using Softmax = LaggingSoftmax<dtype, lse>;
+using Softmax = LaggingSoftmax<dtype, lse, lse && limit_by_sums>;
 using Scores = SlopingScores<softcap, alibi, polynomial_tanh>;
 
 struct Shared {
@@ -174,12 +175,12 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
     // Before P is an operand. It is summed as it will be rounded: keys that weigh alike are all rounded to the same side.
     auto weigh = [&](auto &s) {
         if constexpr (sums_apart) {
-            softmax.sum_rounded(s);
+            softmax.sum(round_to_operand<dtype>(s));
             stay_here(s);  // or the operand, which belongs behind the wait for O, would be what was summed
         }
         kept.round(s, softmax);
     };
-    auto step = [&](int j, auto is_masked, auto &p_before) {
+    auto step = [&](int j, auto is_masked, auto &p_before, P &p) {
         constexpr bool masked = decltype(is_masked)::value;
         forget_steps(q);
         k.wait();
@@ -196,12 +197,15 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         const auto bring_back = [&](const bool (&lost)[2]) { recompute(s, lost, j * block_n); };
         softmax.update(s, bring_back, scores.template line<in_line>(rows.first(), j * block_n));  // P = 2^(S - m)
         k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
-        weigh(s);
+        if constexpr (takes_turns)
+            softmax.sum(p = round_to_operand<dtype>(s));
+        else
+            weigh(s);
         if constexpr (dropout) v.wait();  // for ptxas, which would round behind the wait for O
         wait_for(o, p_before);
         v.release();
         softmax.rescale(o);
-        p = kept.rounded(s);
+        if constexpr (!takes_turns) p = kept.rounded(s);
     };
     int j = last - 1;
     // The first block's first keys. The last of a warpgroup's rows sees 63 keys more than the first, and a block has 64 at
@@ -221,7 +225,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         weigh(s);
         auto p_first = kept.rounded(s);
         if (ends_early && j >= lowest)
-            step(j--, std::true_type(), p_first);
+            step(j--, std::true_type(), p_first, p);
         else
             p = widen<block_n>(p_first);
     };
@@ -232,9 +236,23 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
     else
         begin(Whole());
     const auto lowest_plain = mask.template first_plain_block<block_n>(rows.end - 1);
-    for (; j >= lowest_plain; --j) step(j, std::false_type(), p);
-    if constexpr (window)
-        for (; j >= lowest; --j) step(j, std::true_type(), p);
+    // All down to `end`
+    auto steps = [&](auto is_masked, auto end) {
+        if constexpr (takes_turns) {
+            P other;  // is rounded while P is still read
+            for (; j > end; j -= 2) {
+                step(j, is_masked, p, other);
+                step(j - 1, is_masked, other, p);
+            }
+            if (j < end) return;
+            step(j--, is_masked, p, other);
+            p = other;
+        } else {
+            for (; j >= end; --j) step(j, is_masked, p, p);
+        }
+    };
+    steps(std::false_type(), lowest_plain);
+    if constexpr (window) steps(std::true_type(), lowest);
     start_pv(p);
     beside_last();
     wait_for(o, p);
