@@ -55,6 +55,7 @@ constexpr bool stores_by_tma = q_stages > 1;            // O
 // Behind panels of 64 columns, in a product of 256 at most. With dropout ones would sum what is left of P.
 constexpr bool has_ones = ones && !dropout && head_dim_v % 64 == 0 && head_dim_v < 256;
 constexpr bool sums_apart = !has_ones && !dropout;  // by threads; with dropout P is summed where it is rounded
+constexpr bool adds_keys = alibi_by_product;             // a product adds the growth of ALiBi's line within a block
 constexpr bool takes_turns = alternating && sums_apart;  // two operands P do
 
 using QTile = SwizzledPanels<block_m, head_dim>;
@@ -75,10 +76,12 @@ using O = Accumulator<16, head_dim_v + (has_ones ? ones_columns : 0)>;  // and t
 using Kept = DrawnMask<dtype, Masks, dropout>;
 using Softmax = LaggingSoftmax<dtype, lse, lse && limit_by_sums>;
 using Scores = SlopingScores<softcap, alibi, polynomial_tanh>;
+using Numbers = KeyNumbers<block_n>;
 
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
     alignas(1024) dtype k_tiles[num_stages][KTile::size], v_tiles[num_stages][VTile::size];
+    alignas(1024) dtype numbers[adds_keys][Numbers::Tile::size];  // of keys
     QPipeline q;
     KPipeline k;
     VPipeline v;
@@ -161,13 +164,15 @@ struct Rows {
 // every option it and `attend` are too long to be inlined by themselves, and products that cross a call run one by one.
 template <class Lowest, class Recompute, class OnBegun, class BesideLast>
 __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &kept, Softmax &softmax,
-                                              const Scores &scores, const Mask<causal, window> &mask, const Rows &rows,
-                                              int last, Lowest lowest, Recompute recompute, OnBegun on_begun,
+                                              const Scores &scores, const ByRows<Numbers::Tile> &numbers,
+                                              const Mask<causal, window> &mask, const Rows &rows, int last,
+                                              Lowest lowest, Recompute recompute, OnBegun on_begun,
                                               BesideLast beside_last) {
     // Or the descriptor of each 16 columns of Q takes registers from turn to turn. Beside wide O there are none left.
     auto forget_steps = [](auto &q) {
         if constexpr (is_wide && !q_in_registers) stay_here(q.first);
     };
+    auto slope_parts = Numbers::parts(adds_keys ? scores.unscaled() : 0.0f);
     auto start_pv = [&](auto &p) {  // O += P V of a block
         v.wait();
         start_sum<dtype>(o, p, v.operand());
@@ -182,20 +187,24 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
     };
     auto step = [&](int j, auto is_masked, auto &p_before, P &p) {
         constexpr bool masked = decltype(is_masked)::value;
+        constexpr bool in_line = causal && !masked;  // all keys come before the rows' own
         forget_steps(q);
         k.wait();
-        start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
+        if constexpr (adds_keys && in_line)
+            start_products<dtype, head_dim>(s, q, k.operand(), slope_parts, numbers);
+        else
+            start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
         start_pv(p_before);                                 // of the one before
         kept.take();                                        // while both sum
 
         wait_for<1>(s);
-        constexpr bool in_line = causal && !masked;  // all keys come before the rows' own
+        if constexpr (adds_keys && in_line) stay_here(slope_parts);
         scores.template cap<masked>(s);
         if constexpr (!in_line) scores.add_slope(s, rows.first(), j * block_n);
         if constexpr (masked) mask.hide(s, rows.first(), j * block_n);
         if (masked && softmax.has_new_rows()) softmax.begin_new_rows(s);
         const auto bring_back = [&](const bool (&lost)[2]) { recompute(s, lost, j * block_n); };
-        softmax.update(s, bring_back, scores.template line<in_line>(rows.first(), j * block_n));  // P = 2^(S - m)
+        softmax.update(s, bring_back, scores.template line<in_line, adds_keys>(rows.first(), j * block_n));  // P = 2^(S - m)
         k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
         if constexpr (takes_turns)
             softmax.sum(p = round_to_operand<dtype>(s));
@@ -266,6 +275,8 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
     const int group_row = __shfl_sync(0xffffffff, warpgroup_index(), 0) * warpgroup_rows;
     K k(shared.k, shared.k_tiles[0]);
     V v(shared.v, shared.v_tiles[0]);
+    ByRows<Numbers::Tile> numbers;
+    numbers.start(shared.numbers[0]);
     WorkTileReader work{shared.work};
     auto q_at = shared.q.consumer();
     Kept kept(shared.masks);
@@ -333,8 +344,8 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
                     take_rows(s, col, part, lost);
                 }
             };
-            attend_blocks(o, s, p, q, k, v, kept, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
-                          recompute, release_q_before, finalize);
+            attend_blocks(o, s, p, q, k, v, kept, softmax, scores, numbers, mask,
+                          Rows{tile_row, warp_row, end_row}, last, lowest, recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
             release_q_before();
@@ -373,6 +384,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         fence_mbarrier_init();
     }
     if constexpr (has_ones) write_ones<VTile>(shared.v_tiles);
+    if constexpr (adds_keys) Numbers::write(shared.numbers[0]);
     __syncthreads();  // the barriers and the ones are made
 
     if (warpgroup_index() == num_consumers) {
