@@ -80,6 +80,7 @@ FIELDS = {
         Field("limit_by_sums", bool, "whether some P has passed its limit is seen of the sums for the log-sum-exp"),
         Field("alternating", bool, "where threads sum P, two operands take turns, so that each is packed once"),
         Field("alibi_by_product", bool, "the growth of ALiBi within a block of keys is a product, added to scores"),
+        Field("sums_first", bool, "threads that sum P release K behind the sums, so before they wait for O"),
         Field("ptxas_level", int, "the -O of ptxas: at 1 it largely keeps the order of the source", choices=(1, 2, 3)),
         Field("skip_first_rescale", bool, "the first step of the main loop does not rescale O"),
         Field("row_stride", int, "elements from a row of Q, K, V or O to the next, known to the compiler"),

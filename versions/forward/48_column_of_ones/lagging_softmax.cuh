@@ -147,6 +147,10 @@ struct LaggingSoftmax {
 
     // Always true, which the compiler cannot know: what is told from it comes behind all of P.
     __device__ bool is_computed() const { return seen != 0xffffffff; }
+    // The same, of P and of its sum by `sum`.
+    __device__ bool is_summed() const {
+        return (seen | __float_as_uint(row_w(0)) | __float_as_uint(row_w(1))) != 0xffffffff;
+    }
 
   private:
     // What a row's P is counted from: 2^(scale * (S - origin) - m).

@@ -205,11 +205,14 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         if (masked && softmax.has_new_rows()) softmax.begin_new_rows(s);
         const auto bring_back = [&](const bool (&lost)[2]) { recompute(s, lost, j * block_n); };
         softmax.update(s, bring_back, scores.template line<in_line, adds_keys>(rows.first(), j * block_n));  // P = 2^(S - m)
-        k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
+        // So P comes before the wait for O: ptxas would turn them round.
+        constexpr bool releases_late = sums_first && sums_apart;
+        if constexpr (!releases_late) k.release(softmax.is_computed());
         if constexpr (takes_turns)
             softmax.sum(p = round_to_operand<dtype>(s));
         else
             weigh(s);
+        if constexpr (releases_late) k.release(softmax.is_summed());  // so its sums do
         if constexpr (dropout) v.wait();  // for ptxas, which would round behind the wait for O
         wait_for(o, p_before);
         v.release();
