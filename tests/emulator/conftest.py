@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from flashladder.common.compiler.toolchain import toolchain
+from flashladder.common.paths import CUDA_HEADERS, VERSIONS
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,7 @@ def compiled_to(form, arch, source, tmp_path_factory):
     """A file of a source beside this one, as PTX or as a cubin."""
     tools, target = toolchain(), tmp_path_factory.mktemp(form) / f"{arch}.{form}"
     flags = ["-std=c++17", "-O3", "-lineinfo", f"-arch={arch}", "-ccbin", tools.host_compiler, f"-{form}"]
+    flags += [f"-I{folder}" for folder in (CUDA_HEADERS, VERSIONS / "forward")]
     subprocess.run([tools.nvcc, *flags, Path(__file__).with_name(source), "-o", target], check=True)
     return target
 

@@ -48,19 +48,21 @@ struct Swizzled {
 };
 
 // The tile cut into panels of 64 columns, each swizzled as above: [cols / 64][rows][64]. The step from one panel to the
-// next is a constant, whatever the number of columns. Some columns of the last panel may stay empty.
-template <int rows_, int cols_>
+// next is a constant, whatever the number of columns. Some columns of the last panel may stay empty. In a narrower panel two
+// or four rows lie in 128 bytes and are permuted alike, which is the hardware's 64- or 32-byte swizzle.
+template <int rows_, int cols_, int panel_cols = 64>
 struct SwizzledPanels {
     static constexpr int rows = rows_;
     static constexpr int cols = cols_;
-    static constexpr int panels = (cols + 63) / 64;
-    static constexpr int size = panels * rows * 64;
-    static constexpr int row_pitch = 64;
+    static constexpr int panels = (cols + panel_cols - 1) / panel_cols;
+    static constexpr int size = panels * rows * panel_cols;
+    static constexpr int row_pitch = panel_cols;
 
     __device__ static constexpr int offset(int row, int col) {
-        return col / 64 * rows * 64 + row * 64 + (col % 64 ^ row % 8 * 8);
+        return col / panel_cols * rows * panel_cols + row * panel_cols +
+               (col % panel_cols ^ row / (64 / panel_cols) % (panel_cols / 8) * 8);
     }
-    __device__ static constexpr int step(int row, int col) { return row * 64 + col / 64 * rows * 64; }
+    __device__ static constexpr int step(int row, int col) { return row * panel_cols + col / panel_cols * rows * panel_cols; }
 };
 
 // An mma accumulator of 16 x 8 floats. Lane l holds row l / 4, columns 2 * (l % 4) and the next, in c[0] and c[1]. It

@@ -1,6 +1,6 @@
 // A warpgroup's share of a product of tiles: 64 rows. It reads its operands from shared memory by itself, 16 of k at a
-// time. Tiles are SwizzledPanels: rows of 128 bytes whose chunks are permuted over 8 rows, which is the hardware's
-// 128-byte swizzle if a tile begins at a multiple of 1024 bytes.
+// time. Tiles are SwizzledPanels: rows of 128, 64 or 32 bytes whose chunks are permuted over 8 rows, which is the hardware's
+// swizzle of as many bytes if a tile begins at a multiple of 1024 bytes.
 #pragma once
 #include "ptx/sm90.cuh"
 #include "ptx/wgmma.cuh"
@@ -11,14 +11,17 @@ constexpr int warpgroup_rows = 64;
 
 __device__ inline int warpgroup_index() { return threadIdx.x / warpgroup_threads; }
 
-// PTX ISA, "Matrix Descriptor Format". Addresses and steps are in units of 16 bytes. `panel_bytes` leads from 64 columns
-// to the next 64 of an operand whose columns run along m or n; 1024 bytes lead from 8 rows to the next 8. The address has 18
+// PTX ISA, "Matrix Descriptor Format". Addresses and steps are in units of 16 bytes. `panel_bytes` leads from one panel to
+// the next of an operand whose columns run along m or n; from 8 rows to the next 8 lead 8 rows of a panel. The address has 18
 // bits: in a cluster, `without_rank` gives it.
+template <class Tile>
 __device__ inline uint64_t matrix_descriptor(const void *tile, int panel_bytes) {
-    constexpr uint64_t swizzle_128 = 1;
+    constexpr int row_bytes = Tile::row_pitch * 2;
+    static_assert(row_bytes == 128 || row_bytes == 64 || row_bytes == 32, "rows of a panel are as wide as a swizzle");
+    constexpr uint64_t swizzle = row_bytes == 32 ? 3 : 128 / row_bytes;
     const uint64_t start = shared_address(tile) >> 4;
-    return start | static_cast<uint64_t>(panel_bytes >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
-           swizzle_128 << 62;
+    return start | static_cast<uint64_t>(panel_bytes >> 4) << 16 | static_cast<uint64_t>(row_bytes * 8 >> 4) << 32 |
+           swizzle << 62;
 }
 
 // An operand in shared memory whose rows run along m or n: Q and K of Q K^T. `at` gives its 16 columns of a step.
@@ -30,16 +33,19 @@ struct ByRows {
     // Rows of a tile from those of this warp's group on.
     template <class T>
     __device__ void start(const T *tile, int warp_row = 0) {
-        first = matrix_descriptor(tile + Tile::step(warp_row / warpgroup_rows * warpgroup_rows, 0), 16);
+        first = matrix_descriptor<Tile>(tile + Tile::step(warp_row / warpgroup_rows * warpgroup_rows, 0), 16);
     }
-    __device__ uint64_t at(int step) const { return first + (Tile::step(0, step / 4 * 64) * 2 + step % 4 * 32 >> 4); }
+    __device__ uint64_t at(int step) const {
+        constexpr int steps = Tile::row_pitch / 16;  // of a panel
+        return first + (Tile::step(0, step / steps * Tile::row_pitch) * 2 + step % steps * 32 >> 4);
+    }
     __device__ ByRows after(int tiles) const { return {first + tiles * (Tile::size * 2 >> 4)}; }
     __device__ ByRows below(int rows) const { return {first + (Tile::step(rows, 0) * 2 >> 4)}; }
     __device__ ByRows right(int cols) const { return {first + (Tile::step(0, cols) * 2 >> 4)}; }
 };
 
-// An operand in shared memory whose rows run along k: V of P V. `at` gives its 16 rows of a step, from a multiple of 64
-// columns on.
+// An operand in shared memory whose rows run along k: V of P V. `at` gives its 16 rows of a step, from the first
+// column of a panel on.
 template <class Tile>
 struct ByColumns {
     static constexpr bool by_columns = true;
@@ -47,7 +53,7 @@ struct ByColumns {
 
     template <class T>
     __device__ void start(const T *tile, int first_col = 0) {
-        first = matrix_descriptor(tile + Tile::step(0, first_col), Tile::rows * 128);
+        first = matrix_descriptor<Tile>(tile + Tile::step(0, first_col), Tile::rows * Tile::row_pitch * 2);
     }
     __device__ uint64_t at(int step) const { return first + (Tile::step(step * 16, 0) * 2 >> 4); }
     __device__ ByColumns after(int tiles) const { return {first + tiles * (Tile::size * 2 >> 4)}; }

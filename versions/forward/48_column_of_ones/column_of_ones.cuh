@@ -7,11 +7,11 @@
 
 constexpr int ones_columns = 8;  // the fewest by which a product can be wider
 
-// A tile that TMA loads, and a panel of ones behind its own. A product reads 8 of the panel's 64 columns.
+// A tile that TMA loads, and a panel of ones behind its own. A product reads 8 of the panel's columns.
 template <class Tile>
 struct WithOnes : Tile {
     static constexpr int ones = Tile::size;  // where they begin
-    static constexpr int size = Tile::size + Tile::rows * 64;
+    static constexpr int size = Tile::size + Tile::rows * Tile::row_pitch;
 };
 
 // Writes the ones of all tiles. All threads of a CTA call it before the barrier behind which products begin.
