@@ -78,7 +78,7 @@ def test_far_scores_with_all_else(rung, head_dim, options):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rung", ON_A_GPU)
 def test_far_scores_on_a_gpu(rung, dtype, head_dim):

@@ -52,8 +52,8 @@ constexpr bool is_uneven = causal && !window;           // within a window all t
 constexpr bool ends_early = causal || window;           // a row may see no later key
 constexpr bool may_halve = ends_early && block_n > 80;  // a block of 64 keys is on the diagonal of 64 rows whole
 constexpr bool stores_by_tma = q_stages > 1;            // O
-// Behind panels of 64 columns, in a product of 256 at most. With dropout ones would sum what is left of P.
-constexpr bool has_ones = ones && !dropout && head_dim_v % 64 == 0 && head_dim_v < 256;
+// In a product of 256 columns at most. With dropout ones would sum what is left of P.
+constexpr bool has_ones = ones && !dropout && head_dim_v < 256;
 constexpr bool sums_apart = !has_ones && !dropout;  // by threads; with dropout P is summed where it is rounded
 constexpr bool adds_keys = alibi_by_product;             // a product adds the growth of ALiBi's line within a block
 constexpr bool takes_turns = alternating && sums_apart;  // two operands P do
@@ -61,7 +61,9 @@ constexpr bool takes_turns = alternating && sums_apart;  // two operands P do
 using QTile = SwizzledPanels<block_m, head_dim>;
 using OTile = SwizzledPanels<block_m, head_dim_v>;  // in the place of Q
 using KTile = SwizzledPanels<block_n, head_dim>;
-using VTile = std::conditional_t<has_ones, WithOnes<SwizzledPanels<block_n, head_dim_v>>, SwizzledPanels<block_n, head_dim_v>>;
+constexpr int v_panel = head_dim_v % 64 ? 32 : 64;  // columns: V fills its panels, as ones begin behind them
+using VPanels = SwizzledPanels<block_n, head_dim_v, v_panel>;
+using VTile = std::conditional_t<has_ones, WithOnes<VPanels>, VPanels>;
 using QPipeline = Pipeline<QTile, q_stages>;
 using KPipeline = Pipeline<KTile, num_stages>;
 using VPipeline = Pipeline<VTile, num_stages>;
@@ -105,7 +107,7 @@ constexpr Launch loading = Launch{Share::num_threads, sizeof(Shared), block_m, b
                                .persistent()
                                .by_tma("q", block_m, 64, 128)
                                .by_tma("k", block_n, 64, 128)
-                               .by_tma("v", block_n, 64, 128);
+                               .by_tma("v", block_n, v_panel, v_panel * 2);
 constexpr Launch plain = stores_by_tma ? loading.by_tma("o", 16, 64, 128) : loading;
 FLASHLADDER_KERNEL(attention_forward, Params, packed ? plain.over("total_q // block_m + batch + 1", "num_heads", "1") : plain);
 
