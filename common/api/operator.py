@@ -42,7 +42,7 @@ onlookers = (  # each gives something where torch looks at what is called
 LIBRARY = torch.library.Library("flashladder", "FRAGMENT")
 # Rows may lie further apart than where a model was traced: torch.compile pads what its own kernels write, and with the
 # usual tag would copy it to unpadded rows before each call.
-STRIDES = torch.Tag.needs_fixed_stride_order
+STRIDES = (torch.Tag.needs_fixed_stride_order,)
 _OPTIONS = "bool causal, float? softmax_scale, str version, bool lse"
 LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)", tags=STRIDES)
 LIBRARY.define(f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_OPTIONS}) -> Tensor", tags=STRIDES)
