@@ -30,9 +30,8 @@ struct NoLine {
 //
 // That no P has passed the limit is seen of the lane's sums, where they are wanted anyway: no P is above its sum. Else it is
 // seen of each P.
-template <class T, bool with_lse, bool looks_at_sums = with_lse>
+template <class T, bool with_lse>
 struct LaggingSoftmax {
-    static_assert(with_lse || !looks_at_sums, "sums are there for the log-sum-exp");
     static constexpr bool is_half = std::is_same_v<T, __half>;
     static constexpr float headroom = is_half ? 0.0f : 62.0f;  // in log2
     static constexpr float limit = is_half ? 65520.0f : 2.0f;  // of P
@@ -123,13 +122,12 @@ struct LaggingSoftmax {
     }
     __device__ float row_w(int h) const { return w.block[0][0][2 * h]; }
 
-    // The same without the tensor cores: w is the lane's share.
+    // The same of what is yet to be rounded, without the tensor cores: w is the lane's share.
     template <int cols>
-    __device__ void sum(const HeldA<16, cols> &p) {
+    __device__ void sum_rounded(const Accumulator<16, cols> &s) {
 #pragma unroll
-        for (const auto &step : p.block)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) w.block[0][0][2 * (i % 2)] += sum_of_two(step[0][i]);
+        for (const auto &block : s.block[0])
+            each_row([&](int h) { w.block[0][0][2 * h] += sum_of_rounded(block[2 * h], block[2 * h + 1]); });
     }
 
     // A row's m, as it counts from 0.
@@ -147,10 +145,6 @@ struct LaggingSoftmax {
 
     // Always true, which the compiler cannot know: what is told from it comes behind all of P.
     __device__ bool is_computed() const { return seen != 0xffffffff; }
-    // The same, of P and of its sum by `sum`.
-    __device__ bool is_summed() const {
-        return (seen | __float_as_uint(row_w(0)) | __float_as_uint(row_w(1))) != 0xffffffff;
-    }
 
   private:
     // What a row's P is counted from: 2^(scale * (S - origin) - m).
@@ -160,7 +154,8 @@ struct LaggingSoftmax {
     };
     __device__ Base base_of(int h) const { return m[h] == far ? Base{origin[h], headroom} : Base{0.0f, m[h]}; }
 
-    static __device__ float sum_of_two(uint32_t two) {
+    static __device__ float sum_of_rounded(float low, float high) {
+        const uint32_t two = pack<T>(low, high);
         if constexpr (is_half) {
             const float2 values = __half22float2(reinterpret_cast<const __half2 &>(two));
             return values.x + values.y;
@@ -195,11 +190,11 @@ struct LaggingSoftmax {
             each_element(s, h, [&](float &x) {
                 x = exp2_approx(fmaf(x, scale, line.at(begun, done / 2 * 8 + done % 2)));
                 sum[h] += x;  // no code unless it is used
-                if constexpr (!looks_at_sums) look(x);
-                if (++done == cols / 4 * 3 / 4) before = looks_at_sums ? __float_as_uint(sum[h]) : seen;
+                if constexpr (!with_lse) look(x);
+                if (++done == cols / 4 * 3 / 4) before = with_lse ? __float_as_uint(sum[h]) : seen;
             });
         });
-        if constexpr (looks_at_sums) each_row([&](int h) { look(sum[h]); });
+        if constexpr (with_lse) each_row([&](int h) { look(sum[h]); });
     }
 
     // Adds a block's sums to l, and keeps what rounding loses (Kahan, 1965).

@@ -6,12 +6,12 @@
 //     consumers, warpgroups    S = Q K^T, P, O += P V; O / l goes where Q was, and TMA stores it from there. Where Q has one
 //                              place they store it themselves, so the next Q comes while the last P V sums
 //
-// l, the sum of P, is a column of O where V has a column of ones beside it; else `mma.sync` sums P, while S is computed.
+// l, the sum of P, is a column of O where V has a column of ones beside it; else threads sum P, as it will be rounded.
 //
 // A consumer's turn for block j. A product that is started runs on until it is waited for:
 //
 //     waits for K of j         starts S = Q K^T of block j
-//     waits for V of j + 1     sums P of block j + 1, starts O += P V of it
+//     waits for V of j + 1     starts O += P V of block j + 1
 //     waits for S              P of block j, by the softmax, while P V runs; then K is released
 //     waits for O              V is released; O follows m; P is rounded for the next turn
 //
@@ -55,8 +55,6 @@ constexpr bool stores_by_tma = q_stages > 1;            // O
 // In a product of 256 columns at most. With dropout ones would sum what is left of P.
 constexpr bool has_ones = ones && !dropout && head_dim_v < 256;
 constexpr bool sums_apart = !has_ones && !dropout;  // by threads; with dropout P is summed where it is rounded
-constexpr bool adds_keys = alibi_by_product;             // a product adds the growth of ALiBi's line within a block
-constexpr bool takes_turns = alternating && sums_apart;  // two operands P do
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using OTile = SwizzledPanels<block_m, head_dim_v>;  // in the place of Q
@@ -76,14 +74,12 @@ using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (has_ones ? ones_columns : 0)>;  // and the sum of P
 using Kept = DrawnMask<dtype, Masks, dropout>;
-using Softmax = LaggingSoftmax<dtype, lse, lse && limit_by_sums>;
+using Softmax = LaggingSoftmax<dtype, lse>;
 using Scores = SlopingScores<softcap, alibi, polynomial_tanh>;
-using Numbers = KeyNumbers<block_n>;
 
 struct Shared {
     alignas(1024) dtype q_tiles[q_stages][QTile::size];  // and O
     alignas(1024) dtype k_tiles[num_stages][KTile::size], v_tiles[num_stages][VTile::size];
-    alignas(1024) dtype numbers[adds_keys][Numbers::Tile::size];  // of keys
     QPipeline q;
     KPipeline k;
     VPipeline v;
@@ -166,15 +162,13 @@ struct Rows {
 // every option it and `attend` are too long to be inlined by themselves, and products that cross a call run one by one.
 template <class Lowest, class Recompute, class OnBegun, class BesideLast>
 __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &kept, Softmax &softmax,
-                                              const Scores &scores, const ByRows<Numbers::Tile> &numbers,
-                                              const Mask<causal, window> &mask, const Rows &rows, int last,
-                                              Lowest lowest, Recompute recompute, OnBegun on_begun,
+                                              const Scores &scores, const Mask<causal, window> &mask, const Rows &rows,
+                                              int last, Lowest lowest, Recompute recompute, OnBegun on_begun,
                                               BesideLast beside_last) {
     // Or the descriptor of each 16 columns of Q takes registers from turn to turn. Beside wide O there are none left.
     auto forget_steps = [](auto &q) {
         if constexpr (is_wide && !q_in_registers) stay_here(q.first);
     };
-    auto slope_parts = Numbers::parts(adds_keys ? scores.unscaled() : 0.0f);
     auto start_pv = [&](auto &p) {  // O += P V of a block
         v.wait();
         start_sum<dtype>(o, p, v.operand());
@@ -182,44 +176,34 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
     // Before P is an operand. It is summed as it will be rounded: keys that weigh alike are all rounded to the same side.
     auto weigh = [&](auto &s) {
         if constexpr (sums_apart) {
-            softmax.sum(round_to_operand<dtype>(s));
+            softmax.sum_rounded(s);
             stay_here(s);  // or the operand, which belongs behind the wait for O, would be what was summed
         }
         kept.round(s, softmax);
     };
-    auto step = [&](int j, auto is_masked, auto &p_before, P &p) {
+    auto step = [&](int j, auto is_masked, auto &p_before) {
         constexpr bool masked = decltype(is_masked)::value;
-        constexpr bool in_line = causal && !masked;  // all keys come before the rows' own
         forget_steps(q);
         k.wait();
-        if constexpr (adds_keys && in_line)
-            start_products<dtype, head_dim>(s, q, k.operand(), slope_parts, numbers);
-        else
-            start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
+        start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
         start_pv(p_before);                                 // of the one before
         kept.take();                                        // while both sum
 
         wait_for<1>(s);
-        if constexpr (adds_keys && in_line) stay_here(slope_parts);
+        constexpr bool in_line = causal && !masked;  // all keys come before the rows' own
         scores.template cap<masked>(s);
         if constexpr (!in_line) scores.add_slope(s, rows.first(), j * block_n);
         if constexpr (masked) mask.hide(s, rows.first(), j * block_n);
         if (masked && softmax.has_new_rows()) softmax.begin_new_rows(s);
         const auto bring_back = [&](const bool (&lost)[2]) { recompute(s, lost, j * block_n); };
-        softmax.update(s, bring_back, scores.template line<in_line, adds_keys>(rows.first(), j * block_n));  // P = 2^(S - m)
-        // So P comes before the wait for O: ptxas would turn them round.
-        constexpr bool releases_late = sums_first && sums_apart;
-        if constexpr (!releases_late) k.release(softmax.is_computed());
-        if constexpr (takes_turns)
-            softmax.sum(p = round_to_operand<dtype>(s));
-        else
-            weigh(s);
-        if constexpr (releases_late) k.release(softmax.is_summed());  // so its sums do
+        softmax.update(s, bring_back, scores.template line<in_line>(rows.first(), j * block_n));  // P = 2^(S - m)
+        k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
+        weigh(s);
         if constexpr (dropout) v.wait();  // for ptxas, which would round behind the wait for O
         wait_for(o, p_before);
         v.release();
         softmax.rescale(o);
-        if constexpr (!takes_turns) p = kept.rounded(s);
+        p = kept.rounded(s);
     };
     int j = last - 1;
     // The first block's first keys. The last of a warpgroup's rows sees 63 keys more than the first, and a block has 64 at
@@ -239,7 +223,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         weigh(s);
         auto p_first = kept.rounded(s);
         if (ends_early && j >= lowest)
-            step(j--, std::true_type(), p_first, p);
+            step(j--, std::true_type(), p_first);
         else
             p = widen<block_n>(p_first);
     };
@@ -250,23 +234,9 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
     else
         begin(Whole());
     const auto lowest_plain = mask.template first_plain_block<block_n>(rows.end - 1);
-    // All down to `end`
-    auto steps = [&](auto is_masked, auto end) {
-        if constexpr (takes_turns) {
-            P other;  // is rounded while P is still read
-            for (; j > end; j -= 2) {
-                step(j, is_masked, p, other);
-                step(j - 1, is_masked, other, p);
-            }
-            if (j < end) return;
-            step(j--, is_masked, p, other);
-            p = other;
-        } else {
-            for (; j >= end; --j) step(j, is_masked, p, p);
-        }
-    };
-    steps(std::false_type(), lowest_plain);
-    if constexpr (window) steps(std::true_type(), lowest);
+    for (; j >= lowest_plain; --j) step(j, std::false_type(), p);
+    if constexpr (window)
+        for (; j >= lowest; --j) step(j, std::true_type(), p);
     start_pv(p);
     beside_last();
     wait_for(o, p);
@@ -280,8 +250,6 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
     const int group_row = __shfl_sync(0xffffffff, warpgroup_index(), 0) * warpgroup_rows;
     K k(shared.k, shared.k_tiles[0]);
     V v(shared.v, shared.v_tiles[0]);
-    ByRows<Numbers::Tile> numbers;
-    numbers.start(shared.numbers[0]);
     WorkTileReader work{shared.work};
     auto q_at = shared.q.consumer();
     Kept kept(shared.masks);
@@ -349,8 +317,8 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
                     take_rows(s, col, part, lost);
                 }
             };
-            attend_blocks(o, s, p, q, k, v, kept, softmax, scores, numbers, mask,
-                          Rows{tile_row, warp_row, end_row}, last, lowest, recompute, release_q_before, finalize);
+            attend_blocks(o, s, p, q, k, v, kept, softmax, scores, mask, Rows{tile_row, warp_row, end_row}, last, lowest,
+                          recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
             release_q_before();
@@ -389,7 +357,6 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         fence_mbarrier_init();
     }
     if constexpr (has_ones) write_ones<VTile>(shared.v_tiles);
-    if constexpr (adds_keys) Numbers::write(shared.numbers[0]);
     __syncthreads();  // the barriers and the ones are made
 
     if (warpgroup_index() == num_consumers) {
