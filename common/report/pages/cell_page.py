@@ -40,8 +40,9 @@ def parts(folder: Path, logged: Logged) -> Iterator[Chart | Section]:
 
 
 def chart(folder: Path, ladder: str, gpu: str, rows: pd.DataFrame) -> Chart:
-    """The picture of one GPU."""
-    cells = cell_results.results(rows)
+    """The picture of one GPU: of cells that official kernels take too, if there are any."""
+    found = cell_results.results(rows)
+    cells = [cell for cell in found if cell.ratio()] or found
     groups = {
         group: [(", ".join(place), row) for place, row in cell_tables.rows_of(among)]
         for group, among in cell_tables.by_group(cells).items()
