@@ -14,6 +14,7 @@ any tool. Such a ladder is called as its folder is.
 import os
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -50,8 +51,15 @@ def ladders(root: Path = VERSIONS) -> dict[str, Path]:
 
 def declared(file: str) -> dict[str, Path]:
     """Where ladders have this file beside their rungs, by their names: this repository's, and one's own."""
-    of_here = {path.parent.name: path for path in sorted(VERSIONS.glob(f"*/{file}"))}
-    return of_here | {name: folder / file for name, folder in ladders().items() if (folder / file).is_file()}
+    return _of_here(VERSIONS, file) | {
+        name: folder / file for name, folder in ladders().items() if (folder / file).is_file()
+    }
+
+
+@cache
+def _of_here(versions: Path, file: str) -> dict[str, Path]:
+    """Those of the repository, which do not change while a program runs: every value of a configuration asks."""
+    return {path.parent.name: path for path in sorted(versions.glob(f"*/{file}"))}
 
 
 def add(folders: Iterable[str]) -> None:

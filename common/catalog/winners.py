@@ -193,8 +193,7 @@ def path_of(gpu: str, home: Path | None = None) -> Path:
 def of_gpu(gpu: str, home: Path | None = None) -> list[Winner]:
     """All winners on a GPU; ConfigError where its file is damaged."""
     path = path_of(gpu, home)
-    found = _read(path).items()
-    return [_winner(path, version, kind, entry) for version, kinds in found for kind, entry in kinds.items()]
+    return list(_winners(path, _text(path)))
 
 
 def every() -> list[Winner]:
@@ -218,7 +217,7 @@ def save(
         path.parent.mkdir(exist_ok=True)
         with path.with_name(f".{gpu}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            content = _read(path)
+            content = _parsed(path, _text(path))
             entry = {"config": KernelConfig.of(**values).name, **evidence}
             content[version] = dict(sorted({**content.get(version, {}), kind: entry}.items()))
             header = (
@@ -237,28 +236,41 @@ def _title(gpu: str) -> str:
     return f"an {load_gpu(gpu).title}" if gpu in gpu_names() else f"{gpu}, which configs/gpus does not describe"
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
+@lru_cache(maxsize=8)
+def _winners(path: Path, text: str) -> tuple[Winner, ...]:
+    """Every choice of a kernel asks for them, and they are many."""
+    found = _parsed(path, text).items()
+    return tuple(_winner(path, version, kind, entry) for version, kinds in found for kind, entry in kinds.items())
+
+
+def _text(path: Path) -> str:
+    """What the file has; nothing where there is none."""
     try:
-        content = _parsed(path.read_text())
+        return path.read_text()
     except FileNotFoundError:
-        return {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is damaged: {error}. Mend it, or delete it and tune again") from None
+        return ""
+    except UnicodeDecodeError as error:
+        raise _damaged(path, error) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parsed(path: Path, text: str) -> dict[str, dict[str, Any]]:
+    try:
+        content = yaml_files.parsed(text) or {}
+    except yaml.YAMLError as error:
+        raise _damaged(path, error) from None
     if not _is_by_name(content) or not all(map(_is_by_name, content.values())):
         raise ConfigError(f"{path} is damaged: it should map rungs to their winners. Mend it, or delete it")
     return dict(content)
 
 
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} is damaged: {error}. Mend it, or delete it and tune again")
+
+
 def _is_by_name(content: Any) -> bool:
     return isinstance(content, dict) and all(isinstance(name, str) for name in content)
-
-
-@lru_cache(maxsize=8)
-def _parsed(text: str) -> Any:
-    """Every kernel of a field asks for its winner, and the file is long."""
-    return yaml_files.parsed(text) or {}
 
 
 def _winner(path: Path, version: str, kind: str, entry: Any) -> Winner:

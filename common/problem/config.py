@@ -223,7 +223,7 @@ def _of_ladders(name: str) -> Field | None:
     return None
 
 
-_parsed = lru_cache(maxsize=8)(yaml_files.parsed)  # every value of every configuration asks
+_parsed = lru_cache(maxsize=64)(yaml_files.parsed)  # every value of every configuration asks; every choice, for GPUs
 
 
 def parse_values(text: str) -> dict[str, Value]:
@@ -293,7 +293,7 @@ def load_gpu(name: str) -> GpuDescription:
     path = CONFIGS / "gpus" / f"{name.lower()}.yaml"
     if name.lower() not in gpu_names():
         raise unknown("description of the GPU", name, gpu_names())
-    values = yaml_files.parsed(path.read_bytes())
+    values = _parsed(path.read_bytes())
     expected = {field.name for field in dataclasses.fields(GpuDescription)} - {"name"}
     wrong = {*(expected - {"unconfirmed"} - values.keys()), *(values.keys() - expected)}
     if wrong:
