@@ -16,6 +16,8 @@ from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.problem import LSE, Problem
 from flashladder.common.runtime.outputs import new_lse, new_o, new_outputs
 
+_Outputs = tuple[torch.Tensor, torch.Tensor]
+
 
 def paged_attention(
     q: torch.Tensor,
@@ -23,6 +25,7 @@ def paged_attention(
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor | None,
+    seqused_q: torch.Tensor | None,
     seqused_k: torch.Tensor | None,
     block_table: torch.Tensor,
     max_seqlen_q: int,
@@ -44,7 +47,8 @@ def paged_attention(
     q is (total_q, heads, head_dim), k and v are pages, (num_pages, page_size, heads_k, head_dim); v, and O with it, may
     have fewer columns. Keys i * page_size to
     (i + 1) * page_size of sequence b are page block_table[b, i]. It has seqused_k[b] keys, or where that is left out as
-    many as cu_seqlens_k says. All four may be int32, or int64, which a kernel before the first makes int32. Pages of
+    many as cu_seqlens_k says. With seqused_q only its first seqused_q[b] rows are rows: the others see no key. Rows are
+    copied then, and O too. All of these may be int32, or int64, which a kernel before the first makes int32. Pages of
     8-bit floats have scales, as flash_attn_with_kvcache takes them.
 
     Nothing of them is read on the host where they are on a GPU, so nothing waits, and a CUDA graph may be replayed with
@@ -71,8 +75,14 @@ def paged_attention(
         sequences.validate_bounds("q", starts, q.shape[0], room_q)
         caches.check_pages(cache, lengths, least=0)
     is_causal, (left, right) = validate.mask(causal, window_size, room)
+    into = None if out is None else _room_for(out, (*q.shape[:2], v.shape[3]), q)
+    order: torch.Tensor | None = None
+    if seqused_q is not None:
+        used = caches.numbers("seqused_q", _as_int32(seqused_q), batch, q.device, room_q, "max_seqlen_q allows")
+        if batch:
+            order, starts = sequences.used_first(starts, used, q.shape[0])
     rows = Rows(
-        q[None],
+        (q if order is None else q[order])[None],
         cache.k,
         cache.v,
         starts,
@@ -89,8 +99,17 @@ def paged_attention(
         validate.softcap(softcap),
         _splits(num_splits),
     )
-    o, lse = _attend(rows, None if out is None else _room_for(out, (*q.shape[:2], v.shape[3]), q))
+    if order is None:
+        o, lse = _attend(rows, into)
+    else:
+        o, lse = _in_their_places(order, *_attend(rows, None), into)
     return o[0], lse[0]
+
+
+def _in_their_places(order: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, out: torch.Tensor | None) -> _Outputs:
+    """What was computed of rows in this order."""
+    placed = torch.empty_like(o) if out is None else out
+    return placed.index_copy_(1, order, o), torch.empty_like(lse).index_copy_(2, order, lse)
 
 
 def _as_int32(value: Any) -> Any:
@@ -177,9 +196,6 @@ class Rows(Flat):
             lse=True,
             options=tuple(options.items()),
         )
-
-
-_Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
 def _attend(rows: Rows, out: torch.Tensor | None) -> _Outputs:

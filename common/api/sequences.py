@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashladder.common.api import validate
@@ -57,6 +58,17 @@ def validate_bounds(of: str, cu_seqlens: torch.Tensor, total: int, max_seqlen: i
     if known and cu_seqlens.is_cuda:
         _valid[cu_seqlens] = found[-1], known
     return found[-1]
+
+
+def used_first(starts: torch.Tensor, used: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first `used` rows of each sequence, one behind the other, then the others: their numbers among `total` rows,
+    (total,), int64; and where each sequence begins then, (sequences + 1), int32. Nothing is read on the host."""
+    kept = torch.minimum(used, starts.diff()).clamp(min=0)
+    row = torch.arange(total, dtype=torch.int32, device=starts.device)
+    sequence = torch.bucketize(row, starts[1:], right=True).clamp(max=kept.shape[0] - 1)
+    place = row - starts[sequence]
+    order = torch.argsort(((place < 0) | (place >= kept[sequence])).byte(), stable=True)
+    return order, pad(kept.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def remember(cu_seqlens: torch.Tensor, bounds: list[int]) -> None:

@@ -166,6 +166,28 @@ def test_other_columns_than_a_kernel_has(of_v, device):
     torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
 
 
+@pytest.mark.parametrize("into", [False, True])
+def test_the_first_rows_of_each_sequence_alone(into, device):
+    """As packed without the others, which see no key."""
+    pages, table, _, ends = filled(side_by_side, device)
+    used, out = (13, 0, 2, 1), torch.full((ROWS[-1], HEADS, COLUMNS), 7.0, device=device).bfloat16() if into else None
+    kept = torch.tensor([*range(13), 20, 21, 23], device=device)
+    q, options = drawn(ROWS[-1], HEADS, COLUMNS, device=device), {"causal": True, "return_attn_probs": True}
+    options |= {"block_table": table.int(), "seqused_k": ends.diff()}
+    given = int32(ROWS, device), None, 20, 70
+    for dtype in (torch.int32, torch.int64):
+        o, lse, _ = flashladder.flash_attn_varlen_func(
+            q, *pages, *given, seqused_q=torch.tensor(used, dtype=dtype, device=device), out=out, **options
+        )
+        assert not into or o.data_ptr() == out.data_ptr()
+        starts = int32([0, *itertools.accumulate(used)], device)
+        expected = flashladder.flash_attn_varlen_func(q[kept], *pages, starts, *given[1:], **options)
+        require_close((o[kept], lse[:, kept]), expected[:2])
+        others = [row for row in range(ROWS[-1]) if row not in kept]
+        assert not o[others].any()
+        assert (lse[:, others] == -torch.inf).all()
+
+
 def test_empty_ones():
     q, pages, none = drawn(3, HEADS, COLUMNS), drawn(2, 2, PAGE, HEADS_K, COLUMNS), int32((0,))
     for rows, ends, table in (
@@ -199,6 +221,9 @@ REFUSED = {
     "q has shape (1, 4, 1, 64)": {"q": drawn(1, 4, 1, 64)},
     "v_cache has shape (3, 8, 1, 64)": {"v": drawn(3, 8, 1, 64)},
     "k_cache has strides": {"k": drawn(3, 16, 1, 68)[..., :64]},
+    "seqused_q=[5]: max_seqlen_q allows 0 to 4": {"seqused_q": int32((5,))},
+    "seqused_q is (2,) torch.int32": {"seqused_q": int32((1, 1))},
+    "seqused_q is given, but no block_table": {"block_table": None, "seqused_q": int32((4,))},
     "seqused_k is given, but no block_table": {"block_table": None, "seqused_k": int32((4,))},
     "k_descale is given, but no block_table": {"block_table": None, "k_descale": 0.5},
     "v_descale is given, but k_cache is torch.bfloat16": {"v_descale": 0.5},
@@ -251,7 +276,10 @@ def test_the_host_reads_nothing(unread):
     flashladder.flash_attn_varlen_func(
         q, *fp8, starts, None, 9, 64, block_table=table, seqused_k=lengths, k_descale=scale, v_descale=2.0
     )
-    assert len(unread.launches) == 5
+    flashladder.flash_attn_varlen_func(
+        q, *pages, starts, None, 9, 64, block_table=table, seqused_q=lengths, seqused_k=lengths, causal=True
+    )
+    assert len(unread.launches) == 6
 
 
 @pytest.mark.gpu
@@ -290,6 +318,27 @@ def test_a_gpu_never_waits_and_a_graph_serves_other_lengths():
             q, *(x[kept] for x in together), int32(ROWS, "cuda"), its_ends, **room, **options
         )
         require_close((out, lse), expected[:2])
+
+
+@pytest.mark.gpu
+def test_a_graph_serves_other_numbers_of_rows():
+    pages, table, _, ends = filled(side_by_side, "cuda")
+    q, used = drawn(ROWS[-1], HEADS, COLUMNS, device="cuda"), int32((1, 0, 2, 1), "cuda")
+    given = int32(ROWS, "cuda"), None, 20, 70
+    options = {"causal": True, "block_table": table.int(), "seqused_k": ends.diff()}
+
+    def step():
+        return flashladder.flash_attn_varlen_func(q, *pages, *given, seqused_q=used, **options)
+
+    for _ in range(3):
+        step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for rows in ((20, 0, 3, 1), (5, 0, 0, 0), (0, 0, 0, 0)):
+        used.copy_(int32(rows))
+        graph.replay()
+        assert torch.equal(found, step())
 
 
 @pytest.mark.gpu

@@ -122,6 +122,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
     *,
+    seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     k_descale: torch.Tensor | float | None = None,
@@ -136,16 +137,17 @@ def flash_attn_varlen_func(
     With a block_table, (sequences, max_pages), k and v are pages, (num_pages, page_size, heads_k, head_dim), with any
     strides that are multiples of 16 bytes. They are read as they lie, and where all lies on a GPU nothing waits for it:
     lengths and tables, int32 or int64, are read there alone. seqused_k, (sequences,), says how many keys each sequence
-    has, and cu_seqlens_k is left at None; or cu_seqlens_k does. O goes to `out` where that is given. Rows behind the
-    last sequence, and those that see no key, have O = 0 and a log-sum-exp of -inf, or the sink. Entries of the table
-    behind a sequence's keys are never read. A length beyond the table counts as its end, and a page that is none as the
-    last one; on the CPU both are refused. There is no dropout then, and no gradient. Pages may be 8-bit floats, with
-    k_descale and v_descale as `flash_attn_with_kvcache` takes them, and a head_dim that is a multiple of 16. Long keys
-    of few rows are cut into parts that are computed at the same time. With num_splits=1 none are, and a row's bits
-    depend on nothing else in the batch.
+    has, and cu_seqlens_k is left at None; or cu_seqlens_k does. With seqused_q, (sequences,), each has only its first
+    seqused_q rows, and the rows behind them see no key; q is copied then, and so is O. O goes to `out` where that is
+    given. Rows behind the last sequence, and those that see no key, have O = 0 and a log-sum-exp of -inf, or the sink.
+    Entries of the table behind a sequence's keys are never read. A length beyond the table counts as its end, and a
+    page that is none as the last one; on the CPU both are refused. There is no dropout then, and no gradient. Pages may
+    be 8-bit floats, with k_descale and v_descale as `flash_attn_with_kvcache` takes them, and a head_dim that is a
+    multiple of 16. Long keys of few rows are cut into parts that are computed at the same time. With num_splits=1 none
+    are, and a row's bits depend on nothing else in the batch.
 
-    Raises UnsupportedProblemError for seqused_k, scales, num_splits and `out` without a block_table, and what
-    `packed_attention` refuses.
+    Raises UnsupportedProblemError for seqused_q, seqused_k, scales, num_splits and `out` without a block_table, and
+    what `packed_attention` refuses.
     """
     q, k, v = validate.tensors(q=q, k=k, v=v)
     causal, return_lse = validate.flag("causal", causal), validate.flag("return_attn_probs", return_attn_probs)
@@ -162,6 +164,7 @@ def flash_attn_varlen_func(
             v,
             cu_seqlens_q,
             cu_seqlens_k,
+            seqused_q,
             seqused_k,
             block_table,
             max_seqlen_q,
@@ -178,7 +181,13 @@ def flash_attn_varlen_func(
             out=out,
         )
         return _returned(result) if return_lse else result[0]
-    of_pages = {"seqused_k": seqused_k, "k_descale": k_descale, "v_descale": v_descale, "out": out}
+    of_pages = {
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "k_descale": k_descale,
+        "v_descale": v_descale,
+        "out": out,
+    }
     for name, value in {**of_pages, "num_splits": num_splits or None}.items():
         if value is not None:
             raise UnsupportedProblemError(f"{name} is given, but no block_table: without pages kernels take none")
