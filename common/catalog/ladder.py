@@ -27,10 +27,10 @@ A ladder of one's own may have such a file; without it, nothing launches its run
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
@@ -38,7 +38,7 @@ from flashladder.common import own
 from flashladder.common.catalog import loading, schema
 from flashladder.common.catalog.schema import Declared, Fields, Mode
 from flashladder.common.errors import ConfigError
-from flashladder.common.problem.config import is_field, listing
+from flashladder.common.problem.config import Value, is_field, listing
 from flashladder.common.problem.kind import LONG, SHORT, Kind
 from flashladder.common.problem.rules import Expression
 
@@ -116,6 +116,13 @@ class Ladder(Declared):
         """The class of a number of keys."""
         return LONG if seqlen_k >= self.long_from else SHORT
 
+    def classes_of(self, sizes: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
+        """What the sizes and options of a problem come to, which are named as classes read them."""
+        values: dict[str, Any] = dict(sizes)
+        for name, text in self.sizes.items():
+            values[name] = _expression(text, name).value(values)
+        return tuple((name, _expression(text, name).value(values)) for name, text in self.classes.items())
+
 
 @cache
 def ladder_of(operation: str) -> Ladder:
@@ -149,9 +156,6 @@ def kind_of(asked: Problem | Kind) -> Kind:
 @lru_cache(KINDS_KEPT)
 def _kind_of(problem: Problem) -> Kind:
     ladder, asked = ladder_of(problem.operation), dict(problem.options)
-    sizes = {name: getattr(problem, name) for name in _SIZES} | asked
-    for name, text in ladder.sizes.items():
-        sizes[name] = _expression(text, name).value(sizes)
     kept = _kept(problem.asked)
     same = (
         "operation",
@@ -174,7 +178,7 @@ def _kind_of(problem: Problem) -> Kind:
         options=tuple((name, asked[name]) for name in kept),
         unusual=tuple(name for name in problem.set_options if name in kept),
         length=ladder.length_of(problem.seqlen_k),
-        classes=tuple((name, _expression(text, name).value(sizes)) for name, text in ladder.classes.items()),
+        classes=ladder.classes_of({name: getattr(problem, name) for name in _SIZES} | asked),
     )
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from random import Random
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from flashladder.common.compiler import BuildRequest, build_one, prebuilt, toolc
 from flashladder.common.compiler import compile as build_module
 from flashladder.common.compiler.cubin import sections
 from flashladder.common.errors import ConfigError, ToolchainError
-from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.config import gpu_names, load_gpu
+from flashladder.common.problem.kind import Kind
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import ahead, ready
-from flashladder.tests.support import fake_cuda
+from flashladder.tests.support import fake_cuda, usual_calls
 from flashladder.tests.support.tiny_ladder import make_rung
 
 ARCH = "sm_80"
@@ -112,11 +114,12 @@ def test_what_is_foreign_is_named_and_not_used(rung, capsys):
     assert "for sm_90a, not 07_tiny for sm_80" in capsys.readouterr().err
 
 
-def test_attention_looks_here_first(monkeypatch):
+def test_attention_looks_here_first(several, monkeypatch):
     fake_cuda.for_attention(monkeypatch, "a100")
     kind = Problem(num_heads=2, head_dim=64, dtype="fp16", causal=True, lse=False)
     rung = catalog.choice(kind, catalog.Card("sm_80", load_gpu("a100")))[0]
-    asked = [request for request in ahead.requests("8.0") if request.config.header() == _default(rung, kind).header()]
+    default = rung.config_for(kind, load_gpu("a100")).header()
+    asked = [request for request in several if request.arch == ARCH and request.config.header() == default]
     assert len(asked) == 1, "it is among what is built into a wheel"
     artifact = build_one(rung, asked[0].config, ARCH)
     looked_for = []
@@ -127,19 +130,62 @@ def test_attention_looks_here_first(monkeypatch):
     assert looked_for == [(rung, asked[0].config, ARCH)]
 
 
-def _default(rung, problem):
-    return rung.config_for(problem, load_gpu("a100"))
+@pytest.fixture(scope="module")
+def several():
+    return ahead.requests("8.0; 9.0a")
 
 
-def test_what_is_built_for_an_architecture():
-    several = ahead.requests("8.0; 9.0a")
+def test_what_is_built_for_an_architecture(several):
     kinds = {(each.config.dtype, each.config.head_dim, each.config.causal) for each in several}
     assert len(kinds) == 8
-    for arch, names in (("sm_80", {"24_woven_general"}), ("sm_90a", {"49_every_width"})):
-        assert {each.version.name for each in several if each.arch == arch} == names
+    any_rows = {"sm_80": {"decode/15_any_rows"}, "sm_90a": {"decode/16_rows_by_warpgroups"}}
+    steps = {"sm_80": {"decode/06_equal_parts"}, "sm_90a": {"decode/07_dependent_combine", "decode/13_cluster_combine"}}
+    prompts = {"sm_80": {"24_woven_general"}, "sm_90a": {"49_every_width"}}
+    for arch, names in prompts.items():
+        expected = names | any_rows[arch] | steps[arch] | {"decode/12_append"}
+        assert {each.version.name for each in several if each.arch == arch} == expected
     assert {each.lines for each in several} == {False}
-    assert ahead.requests("8.0,9.0a") == several
+    pages = {each.config.page_size for each in several if each.version.name in any_rows["sm_90a"]}
+    assert pages == {16, 32, 64, 128, 256}
+    assert len(several) == len(set(several)) < 250
     assert ahead.requests("") == []
+
+
+def test_architectures_are_named_in_any_order(monkeypatch):
+    monkeypatch.setattr(ahead, "kinds", lambda: [Kind("forward", "bf16", 64, 64)])
+    assert ahead.requests("8.0,9.0a") == ahead.requests("8.0; 9.0a;8.0")
+    assert len(ahead.requests("9.0a 8.0")) == 2
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_gpus_of_which_one_stands_for_others_choose_alike(several, arch):
+    kinds = ahead.kinds()[::41]
+    for gpu in (gpu for gpu in map(load_gpu, gpu_names()) if gpu.arch == arch):
+        chosen = {catalog.choice(kind, catalog.Card(arch, gpu)) for kind in kinds}
+        assert chosen <= {(each.version, each.config) for each in several}, gpu.name
+
+
+class AskedFor(Exception):
+    """A kernel that a call wants made ready."""
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])
+def test_what_calls_ask_for_is_built(several, gpu, monkeypatch):
+    """The calls are made, of sizes and kinds by chance; none comes to its kernel."""
+    fake_cuda.for_attention(monkeypatch, gpu)
+
+    def made(rung, config, *_):
+        raise AskedFor(rung.name, config)
+
+    monkeypatch.setattr(ready, "_made", made)
+    of_list = {(each.version.name, each.config) for each in several if each.arch == load_gpu(gpu).arch}
+    asked, random = set(), Random(gpu)
+    for call in (*usual_calls.CALLS,) * 60:
+        with pytest.raises(AskedFor) as found:
+            call(random)
+        assert found.value.args in of_list, call.__name__
+        asked.add(found.value.args)
+    assert len({name for name, _ in asked}) == len({name for name, _ in of_list})
 
 
 @pytest.mark.parametrize(
@@ -161,4 +207,4 @@ def test_it_needs_no_torch():
     without = "import sys; sys.modules.update(dict.fromkeys(['torch', 'numpy', 'pandas']))"
     command = f"{without}; from flashladder.common.runtime import ahead; print(len(ahead.requests('8.0')))"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "16\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "72\n"), done.stderr
