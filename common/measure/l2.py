@@ -13,6 +13,8 @@ import math
 from importlib import import_module
 from typing import Any
 
+import torch
+
 BESIDE = 2  # times L2, what is read between two launches on the same tensors
 LARGE = 20  # times L2, from which on tensors leave next to nothing there themselves
 
@@ -20,6 +22,17 @@ LARGE = 20  # times L2, from which on tensors leave next to nothing there themse
 def copies(num_bytes: float, l2_bytes: int) -> int:
     """How many more tensors of so many bytes are to be read before the first ones again, so that none is in L2."""
     return 0 if num_bytes >= LARGE * l2_bytes else math.ceil(BESIDE * l2_bytes / num_bytes)
+
+
+class Flush:
+    """Fills L2 with other memory, by reading it: what is written would go to memory in the time of the next launch."""
+
+    def __init__(self, l2_bytes: int, device: str = "cuda") -> None:
+        self.memory = torch.zeros(BESIDE * l2_bytes // 4, device=device)
+        self._sum = torch.zeros((), device=device)
+
+    def __call__(self) -> None:
+        torch.sum(self.memory, 0, out=self._sum)
 
 
 class SetAside:

@@ -3,8 +3,9 @@
 Five modes, never mixed. Hot: launches back to back for about 2 ms, the inputs in L2 as far as they fit, at the clocks
 of a short burst that all contenders share. Graph: the same launches in a CUDA graph, which is replayed once before.
 Cold_graph: they go from one copy of the tensors to the next, which together are larger than L2. Cold: single launches,
-each after L2 was overwritten; the figure includes about 2 us that two events cost. Sustained: launches for half a
-second, of which the second half counts, so that each contender runs at the clock that its own power allows.
+before each of which L2 is filled with other memory; the figure includes about 2 us that two events cost. Sustained:
+launches for half a second, of which the second half counts, so that each contender runs at the clock that its own power
+allows.
 
 The host is never timed: a sample's work waits in the GPU's queue behind a kernel that holds it back until enough is
 there. All hold it for as long, so that no kernel comes upon a cooler card. Samples carry the GPU's clock, power,
@@ -29,7 +30,7 @@ import torch
 from flashladder.common.catalog.schema import Mode
 from flashladder.common.errors import CheatError, DeviceError
 from flashladder.common.measure import clocks, graphs
-from flashladder.common.measure.l2 import SetAside
+from flashladder.common.measure.l2 import Flush, SetAside
 from flashladder.common.measure.nvml import GpuState, Monitor
 from flashladder.common.measure.spot import Queue, SpotChecks, Stage
 from flashladder.common.measure.statistics import Estimate, Times, Verdict, noise_floor, paired_ratio, verdict
@@ -303,7 +304,7 @@ class _GpuTimer:
         self._held = torch.cuda.Event()
         self._set_aside = SetAside()
         self._l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self._flush = torch.empty(2 * self._l2_bytes if mode == "cold" else 0, dtype=torch.uint8, device="cuda")
+        self._flush = Flush(self._l2_bytes if mode == "cold" else 0)
 
     def plan(self, launch: Callable[[], object], elsewhere: Elsewhere = _nowhere) -> SamplePlan:
         """How many launches make a sample, and how long the queue must be held for them."""
@@ -376,7 +377,7 @@ class _GpuTimer:
         events = self._events[: plan.launches]
         self._hold(plan.hold_us)
         for start, end in events:
-            self._flush.zero_()
+            self._flush()
             start.record()
             plan.launch()
             end.record()

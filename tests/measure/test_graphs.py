@@ -178,6 +178,18 @@ def test_cold_launches_go_from_one_copy_to_the_next(card):
     assert result.time_us("control") == pytest.approx(300.0)
 
 
+def test_l2_is_flushed_by_reading(monkeypatch):
+    """All of the memory; nothing of it is written."""
+    read, whole_sum = [], torch.sum
+    monkeypatch.setattr(torch, "sum", lambda x, *rest, **named: read.append(x) or whole_sum(x, *rest, **named))
+    flush = l2.Flush(1 << 20, "cpu")
+    before = flush.memory._version
+    flush()
+    assert [x.data_ptr() for x in read] == [flush.memory.data_ptr()]
+    assert flush.memory.nbytes == read[0].nbytes == 2 << 20
+    assert flush.memory._version == before
+
+
 @pytest.mark.parametrize(("num_bytes", "more"), [(4 << 20, 25), (64 << 20, 2), (100 << 20, 1), (1000 << 20, 0)])
 def test_so_many_copies_that_none_is_in_l2_when_its_turn_comes(num_bytes, more):
     assert l2.copies(num_bytes, 50 << 20) == more

@@ -52,6 +52,7 @@ def test_a_cache_that_l2_holds_takes_longer_where_it_is_cold():
     instance, rung = contest.ProblemInstance(problem, "cuda"), catalog.find("decode/06")
     kernel = build_one(rung, rung.config_for(problem), gpu.device_arch())
     field = [instance.official(baselines.find("fa2", "decode")), instance.ours("ours", kernel, timed=True)]
-    warm, cold = (measure(field, TimingSettings(mode, 16)) for mode in ("graph", "cold_graph"))
+    warm, cold, single = (measure(field, TimingSettings(mode, 16)) for mode in ("graph", "cold_graph", "cold"))
     for name in ("fa2", "ours"):
         assert cold.time_us(name) > 1.1 * warm.time_us(name)
+        assert cold.time_us(name) < single.time_us(name) < 1.1 * cold.time_us(name) + 4  # two events, about 2 us
