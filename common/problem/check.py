@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flashladder.common.errors import VerificationError
+from flashladder.common.errors import UnsupportedProblemError, VerificationError
 from flashladder.common.problem.buffers import Buffer, unwritten
+from flashladder.common.problem.config import listing
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.problem import DTYPES, LSE, Problem
 
@@ -26,7 +27,15 @@ class Expected:
 
 
 def expect(problem: Problem, tensors: Tensors) -> Expected:
-    """The exact answer, in fp64 (fp32 for large problems on a GPU), and the operation's tolerances."""
+    """The exact answer, in fp64 (fp32 for large problems on a GPU), and the operation's tolerances.
+
+    UnsupportedProblemError where nothing comes out that could be compared.
+    """
+    if not problem.outputs:
+        raise UnsupportedProblemError(
+            f"the operation {problem.operation} has no output: it writes to {listing(problem.updated)}, of which "
+            "tests/rungs look at each byte"
+        )
     large = tensors.device.type == "cuda" and problem.flops > _FP64_LIMIT
     computed = problem.asked.compute(problem, tensors.by_name, torch.float32 if large else torch.float64)
     exact = {name: computed[name] for name in problem.outputs}

@@ -326,6 +326,10 @@ class Operation(ABC):
             raise UnsupportedProblemError(str(error)) from None
         return tuple((option.name, given.get(option.name, option.default)) for option in self.options)
 
+    def sized(self, sizes: Mapping[str, Any], options: Mapping[str, Value]) -> dict[str, Any]:
+        """The sizes of a problem with these options, where nobody gives its rows: `usual` ones, perhaps others."""
+        return dict(sizes)
+
     def of_length(self, seqlen: int, tokens: int) -> dict[str, Any]:
         """The sizes of a problem in a row of benchmarks that are told by a length, with so many tokens in all."""
         return {"batch": max(1, tokens // seqlen), "seqlen_q": seqlen}

@@ -82,9 +82,10 @@ def counters(report: Report, problem: Problem, every: bool = True) -> Table:
 
     ratio = report.shared_wavefronts / max(report.shared_wavefronts_ideal, 1)
     ideal_sectors = sum(line.ideal for line in report.global_memory)
+    of_problem = f" ({report.mma_flops / problem.flops:.2f} of the problem's)" if problem.flops else ""
     found = {
         "CTAs": f"{report.num_ctas:,} in {report.elapsed:.2f} s",
-        "mma FLOPs": f"{report.mma_flops:,} ({report.mma_flops / problem.flops:.2f} of the problem's)",
+        "mma FLOPs": f"{report.mma_flops:,}{of_problem}",
         "shared-memory wavefronts": f"{report.shared_wavefronts:,}, ideal {report.shared_wavefronts_ideal:,} "
         f"({ratio:.2f}x)",
         "global sectors": f"{report.global_sectors:,}, ideal {ideal_sectors:,}, "

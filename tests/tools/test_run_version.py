@@ -17,7 +17,7 @@ from flashladder.common.paths import ROOT
 from flashladder.common.records import records
 from flashladder.common.runtime import launch
 from flashladder.tests.support import fake_gpu, interruptible
-from flashladder.tools.commands import run_version
+from flashladder.tools.commands import arguments, explain, run_version
 
 TOOL = ROOT / "tools" / "run_version.py"
 
@@ -44,6 +44,38 @@ def test_what_was_tuned_for_the_gpu_is_picked_up(run):
         _, out, _ = run("02", "--gpu", "a100", *without)
         assert "block_n=64" in figure(out, "configuration"), without
         assert "flashladder search" not in out
+
+
+@pytest.mark.parametrize("ladder", ["decode", "mla", "serving"])
+def test_each_rung_takes_the_problem_that_it_is_given_where_nobody_says(ladder):
+    """With the options that it needs, and rows of each sequence."""
+    asked = run_version.parser().parse_args([])
+    for rung in catalog.versions(ladder=ladder):
+        for size in ("small", "usual"):
+            problem = arguments.problem(asked, rung.operation, size, options=arguments.needed(rung))
+            assert rung.takes(problem), rung.name
+            assert problem.flops or rung.operation in ("append", "merge")
+
+
+def test_options_that_a_rung_needs_may_be_given(run):
+    code, _, err = run("decode/15", "--set", "packed_q=false")
+    assert code
+    assert "packed_q=false is not one of true" in err
+
+
+def test_what_multiplies_nothing_is_run_and_what_gives_nothing_is_refused(run):
+    code, out, _ = run("serving/00")
+    assert code == 0
+    assert figure(out, "mma FLOPs").split() == ["mma", "FLOPs", "0"]
+    code, _, err = run("serving/01")
+    assert code
+    assert "the operation append has no output: it writes to k_cache, v_cache" in " ".join(err.split())
+
+
+def test_what_goes_through_no_keys_has_no_limits(capsys):
+    for rung in ("serving/00", "serving/01"):
+        assert console.run(explain.main, explain.parser(), [rung]) == console.EXIT_ERROR
+        assert "has no loop over K and V" in capsys.readouterr().err
 
 
 def test_a_winner_that_does_not_take_the_problem_is_left_aside(run):

@@ -14,7 +14,7 @@ from flashladder.common.errors import ConfigError, unknown
 from flashladder.common.problem.config import Value, gpu_names, parse_values, spell
 
 if TYPE_CHECKING:
-    from flashladder.common.catalog import Version
+    from flashladder.common.catalog import Reference, Version
     from flashladder.common.problem.config import GpuDescription, KernelConfig
     from flashladder.common.problem.problem import Operation, Problem
 
@@ -274,7 +274,7 @@ def problem(
     arguments: argparse.Namespace,
     operation: str,
     size: Literal["usual", "sampled", "small"] = "usual",
-    **defaults: int | str,
+    **defaults: Any,
 ) -> Problem:
     """The problem of the options. What was not given is as in `defaults`, or of one of the operation's own sizes.
 
@@ -299,14 +299,26 @@ def problem(
     if arguments.seed is None:  # a program must not try kernels on inputs that they could know
         arguments.seed = 1 + secrets.randbelow(MOST_SEEDS) if getattr(arguments, "json", None) else 0
     own = _own(arguments, kind, usual)
+    sizes = usual | {name: value for name, value in given.items() if value is not None}
+    if given["seqlen_q"] is None:
+        sizes = kind.sized(sizes, own)
     return Problem(
-        **usual | {name: value for name, value in given.items() if value is not None} | {"options": own},
+        **sizes | {"options": own},
         causal=arguments.causal,
         seed=arguments.seed,
         layout=arguments.layout,
         operation=operation,
         lse=arguments.lse,
     )
+
+
+def needed(kernel: Version | Reference) -> dict[str, Value]:
+    """The options without which a kernel takes no problem of its operation, as --set would give them."""
+    from flashladder.common.problem.problem import operation_named
+
+    usual = {option.name: option.default for option in operation_named(kernel.operation).options}
+    only = {name: choice.values[0] for name, choice in kernel.choices.items() if len(choice.values) == 1}
+    return {name: value for name, value in only.items() if name in usual and value != usual[name]}
 
 
 def _own(arguments: argparse.Namespace, kind: Operation, usual: Mapping[str, Any]) -> dict[str, Value]:

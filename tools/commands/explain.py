@@ -87,7 +87,7 @@ def _diagnose(version: Version, arguments: argparse.Namespace) -> Diagnosis:
 
     place = target.resolve("emulator" if arguments.predict else "auto", arguments.gpu)
     if arguments.pages or place.on_gpu:
-        problem = options.problem(arguments, version.operation, "sampled")
+        problem = options.problem(arguments, version.operation, "sampled", options=options.needed(version))
         config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
         version.check(problem, config)
         try:

@@ -154,7 +154,7 @@ def _outcome(
     from flashladder.common.runtime import target
     from flashladder.common.studies import single
 
-    ask = partial(options.problem, arguments, kernel.operation)
+    ask = partial(options.problem, arguments, kernel.operation, options=options.needed(kernel))
     settings = None if arguments.no_measure else TimingSettings(arguments.mode, arguments.rounds)
     if isinstance(kernel, catalog.Reference):
         return single.run_reference(ReferenceEntrant(kernel.name, kernel, values), ask, arguments.device, settings)
@@ -173,7 +173,7 @@ def _try(version: catalog.Version, values: dict[str, Value], arguments: argparse
     place = target.resolve(arguments.device, arguments.gpu)
 
     def idea(rung: catalog.Version) -> trial.Idea:
-        problem = options.problem(arguments, rung.operation)
+        problem = options.problem(arguments, rung.operation, options=options.needed(rung))
         return trial.compare(rung, trial.opponent(rung, arguments.against), problem, place, values)
 
     first = idea(version)  # what cannot be compared is no matter of a save

@@ -33,7 +33,7 @@ MEASURED_ARCH = "sm_90"  # of BESIDE_MMA
 def predict(version: Version, artifact: Artifact, gpu: GpuDescription) -> Diagnosis:
     """The diagnosis of a kernel. UnsupportedProblemError where it has no loop, or does not fit the GPU."""
     code, resident = read(artifact), occupancy(artifact, gpu).ctas
-    if not code.usual_loop:
+    if not code.usual_loop or not Problem.of_config(artifact.operation, artifact.config).flops:
         raise UnsupportedProblemError(f"{version.name} has no loop over K and V, whose limits could be looked for")
     if not resident:
         raise UnsupportedProblemError(f"{version.name} with {artifact.config.name} does not fit an SM of {gpu.name}")

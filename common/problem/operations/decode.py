@@ -167,6 +167,11 @@ class Decode(Forward):
                 f"seqlens_q={problem.seqlens_q}: sequences with rows of their own are packed_q=true"
             )
 
+    def sized(self, sizes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """As many rows of each sequence where they are packed."""
+        packed = {"seqlen_q": sizes["batch"] * sizes["seqlen_q"]} if options.get("packed_q") else {}
+        return {**sizes, **packed}
+
     def of_length(self, seqlen: int, tokens: int) -> dict[str, Any]:
         """One row against so many keys."""
         return {"batch": max(1, tokens // seqlen), "seqlen_q": 1, "seqlen_k": seqlen}
