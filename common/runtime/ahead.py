@@ -35,9 +35,13 @@ _ANY_PAGES = (16, 64)  # kernels of decode/16 are of one size; others take any, 
 _USUAL = (("bf16", "fp16"), (64, 128), (False, True), LENGTHS)  # dtype, head_dim, causal, length
 _OFF = ("fp8_cache", "tensor_scales", "page_scales", "tree", "leftpad", "rotary", "rotary_interleaved")
 # The options that a kind of decode has, at their defaults. They are declared where torch is needed.
-_STEP: dict[str, Value] = {"paged": False, "page_size": 64, "new_keys": False, "packed_q": False} | dict.fromkeys(
-    _OFF, False
-)
+_STEP: Mapping[str, Value] = {
+    "paged": False,
+    "page_size": 64,
+    "new_keys": False,
+    "packed_q": False,
+    **dict.fromkeys(_OFF, False),
+}
 FIRST_WITH_OWN_FEATURES = 9  # from this architecture on the kernels are for sm_90a, sm_100a, ...
 
 
@@ -101,7 +105,7 @@ def _steps() -> list[dict[str, Any]]:
 
 
 def _step(options: Mapping[str, Value], classes: tuple[tuple[str, Value], ...]) -> dict[str, Any]:
-    values = _STEP | options
+    values = {**_STEP, **options}
     unusual = tuple(name for name, value in values.items() if value != _STEP[name])
     return {"options": tuple(values.items()), "unusual": unusual, "classes": classes}
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flashladder import attention, flash_attn_with_kvcache
+from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -54,6 +55,11 @@ def test_sinks_are_those_of_attention(device, options, columns):
         wanted = attention(q[one], k[one, keys], v[one, keys], sinks=sinks, return_lse=True, **asked)
         for found, expected, near in zip((o[one], lse[one]), wanted, (0.02, 1e-4), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=near)
+
+
+def test_each_kernel_that_a_call_may_launch_has_sinks():
+    for launch in catalog.ladder_of("decode").launches:
+        assert catalog.find(launch.rung).supports.sinks, launch.rung
 
 
 def same(outputs, expected):
