@@ -64,8 +64,11 @@ class Fault(Part):
 class Time(Part):
     """How long a kernel takes."""
 
-    value: float = Field(description="the median over rounds, or the prediction")
-    low: float | None = Field(default=None, description="of the 95 % interval; predicted: of what such kernels took")
+    value: float = Field(description="the median over rounds, or the prediction, which ranks kernels")
+    low: float | None = Field(
+        default=None,
+        description="of the 95 % interval; predicted: of what kernels so predicted took on an H200, mostly longer",
+    )
     high: float | None = Field(default=None, description="the other end")
     unit: Literal["us", "cycles"] = Field(description="us of a run; cycles of an SM for a pass through the main loop")
     basis: Literal["measured", "predicted"] = Field(description="timed, or by the cost model")
