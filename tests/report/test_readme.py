@@ -4,8 +4,6 @@ import re
 import shlex
 from importlib import import_module
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from flashladder.common import catalog, own
@@ -125,26 +123,11 @@ def test_pictures_of_output_show_what_they_are_of(picture, words):
     assert "http" not in re.sub(r'xmlns="[^"]*"', "", drawn), "a picture asks no server"
 
 
-def test_what_a_call_gives_is_of_the_published_runs():
-    """Geometric means over three lengths, from logs: of forward/49, and of 48 beside FlashAttention-3."""
-    text = (ROOT / "README.md").read_text()
-    for log, rung, columns in (
-        ("every_width_h200", "49_every_width", {"fa2": 3, "fa4": 5, "cudnn": 6}),
-        ("column_of_ones_h200", "48_column_of_ones", {"fa3": 4}),
-    ):
-        runs = [*(ROOT / "results" / "runs").glob(f"{log}@*.csv.gz")]
-        frame = pd.concat([pd.read_csv(run).assign(run=run.name) for run in runs])
-        frame = frame[(frame["dtype"] == "bf16") & (frame["head_dim"] == 128) & (frame["family"] == "normal")]
-        table = frame.pivot_table(
-            index=["run", "causal", "seqlen_q"], columns="version", values="time_us"
-        ).reset_index()
-        for row, causal in (("causal", True), ("no mask", False)):
-            (line,) = re.findall(rf"^\| `attention`, {row} .*", text, re.MULTILINE)
-            for kernel, column in columns.items():
-                timed = table[(table["causal"] == causal) & table[kernel].notna()]
-                assert len(timed) == 3
-                ratio = np.exp(np.log(timed[kernel] / timed[rung]).mean())
-                assert line.split("|")[column].strip().removeprefix("cuDNN ") == f"{ratio:.2f}"
+@pytest.mark.slow
+def test_readme_and_pages_have_the_figures_of_the_logs(monkeypatch):
+    """Every table and chart between markers: none is older than what it is made from."""
+    monkeypatch.delenv("FLASHLADDER_RESULTS", raising=False)
+    assert main(["dashboard", "--check"]) == 0, "`flashladder dashboard` brings them up to date"
 
 
 def test_a_rung_of_ones_own_is_made_and_judged_as_printed(tmp_path, monkeypatch):
