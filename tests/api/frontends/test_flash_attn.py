@@ -21,7 +21,7 @@ OPTIONS = (
 )
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 # As in FlashAttention-3 and vLLM's fork.
-OF_PAGES = "*, seqused_k=None, s_aux=None, k_descale=None, v_descale=None, num_splits=0, out=None"
+OF_PAGES = "*, seqused_q=None, seqused_k=None, s_aux=None, k_descale=None, v_descale=None, num_splits=0, out=None"
 SIGNATURES = {  # of flash-attn 2.8: flash_attn/flash_attn_interface.py
     "flash_attn_func": f"(q, k, v, {OPTIONS}, *, s_aux=None)",
     "flash_attn_kvpacked_func": f"(q, kv, {OPTIONS})",
