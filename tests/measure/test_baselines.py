@@ -1,6 +1,7 @@
 """Official kernels without a GPU: torch's operators take our arguments, and what is missing or refused is said."""
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -31,6 +32,16 @@ def test_torch_takes_the_arguments(on_hopper, name, causal):
     output = baselines.find(name, "forward").prepare(problem, make_inputs(problem, "meta"))()
     assert output.o.shape == (2, 64, 4, 128)
     assert output.lse is None if name == "math" else output.lse.shape == (2, 4, 64)
+
+
+def test_the_version_of_kernels_that_were_taken_out_of_a_wheel(monkeypatch):
+    """They have no metadata. Their module may say whose they are."""
+    baseline = replace(baselines.find("fa3", "forward"), package="no_such_package")
+    module = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, baseline.module, module)
+    assert baseline.version == "unknown"
+    module.__version__ = "vllm-0.24.0"
+    assert baseline.version == "vllm-0.24.0"
 
 
 BOUNDED = {

@@ -7,6 +7,7 @@ one first, and ON_CPU where a library has one for the CPU.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -68,13 +69,13 @@ class Baseline:
 
     @property
     def version(self) -> str:
-        """The package's version, as its metadata has it."""
+        """The package's version, as its metadata has it; or the module's, where kernels were taken out of a wheel."""
         if self.package == "cudnn":
             return str(torch.backends.cudnn.version())
         try:
             return metadata.version(self.package)
         except metadata.PackageNotFoundError:
-            return "unknown"
+            return str(getattr(sys.modules.get(self.module), "__version__", "unknown"))
 
     def refusal(self, problem: Problem) -> str | None:
         """Why it does not take the problem on the current device; None when it does."""
