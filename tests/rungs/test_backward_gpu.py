@@ -22,6 +22,7 @@ from flashladder.tests.support.backward_rungs import (
     NINETY_SIX,
     RUNGS,
     SAME_BITS,
+    TILE_LATE,
     WIDE,
 )
 from flashladder.tests.support.right_on_gpu import require_right_on_a_gpu
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.gpu
 
 WIDTHS = [(256, 256), (256, 128), (192, 192), (192, 128), (160, 72), (224, 200)]  # of Q and K, and of V
 WIDE_RUNGS = [(rung, *each) for rung in (WIDE, NINETY_SIX) for each in WIDTHS if each[0] <= max(rung.supports.head_dim)]
+CALLED = (ANY, TILE_LATE, WIDE, NINETY_SIX)  # what calls launch
 
 
 def problem(**sizes):
@@ -41,7 +43,10 @@ def problem(**sizes):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("rung", "head_dim"),
-    [(IN_ORDER, 64), (IN_ORDER, 128), (ANY, 64), (ANY, 128), (WIDE, 192), (WIDE, 256), (NINETY_SIX, 192)],
+    [
+        *((rung, head_dim) for rung in (IN_ORDER, ANY, TILE_LATE) for head_dim in (64, 128)),
+        *((TILE_LATE, 96), (WIDE, 192), (WIDE, 256), (NINETY_SIX, 192)),
+    ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_a_hundred_runs_give_the_same_bits(rung, causal, head_dim):
@@ -97,7 +102,11 @@ def test_wide_heads_are_right_on_a_gpu(rung, head_dim, head_dim_v, causal, seqle
 
 @pytest.mark.parametrize(
     ("rung", "head_dim", "head_dim_v"),
-    [*((ANY, each, each) for each in (64, 96, 128, 256)), *WIDE_RUNGS],
+    [
+        *((ANY, each, each) for each in (64, 96, 128, 256)),
+        *((TILE_LATE, *each) for each in ((64, 64), (96, 96), (128, 128), (72, 40))),
+        *WIDE_RUNGS,
+    ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 @pytest.mark.parametrize(
@@ -123,14 +132,31 @@ def test_any_attention_on_a_gpu(rung, head_dim, head_dim_v, more):
     require_right_on_a_gpu(rung, problem(**{**sizes, **more}))
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"seqlen_q": 2000, "batch": 2},
+        {"seqlen_q": 300, "seqlen_k": 1500, "window_left": 200},
+        {"seqlens_q": (700, 0, 33, 1, 1200), "seqlens_k": (200, 100, 33, 0, 2000)},
+        {"seqlen_q": 1000, "dropout_p": 0.2, "options": {"wants_dq": False}},
+    ],
+    ids=str,
+)
+def test_each_head_has_its_ctas_on_a_gpu(head_dim, more):
+    """As calls launch groups under a causal mask."""
+    task = problem(num_heads=16, num_heads_k=2, head_dim=head_dim, causal=True, **more)
+    require_right_on_a_gpu(TILE_LATE, task, split_heads=True)
+
+
 # Compiled once each, for 2,000 problems.
 EVERYTHING = dict.fromkeys(("causal", "window", "softcap", "packed"), True)
 KINDS = [
     (rung, {"head_dim": head_dim, "dtype": dtype, **more})
-    for rung in (ANY, LAST, IN_ORDER, WIDE, NINETY_SIX)
+    for rung in (*CALLED, LAST, IN_ORDER)
     for head_dim in rung.supports.head_dim
     for dtype in ("bf16", "fp16")
-    for more in ([{"causal": False}, EVERYTHING] if rung in (ANY, WIDE, NINETY_SIX) else [{"causal": head_dim == 64}])
+    for more in ([{"causal": False}, EVERYTHING] if rung in CALLED else [{"causal": head_dim == 64}])
 ]
 
 
@@ -150,8 +176,11 @@ def test_many_random_problems(rung, kind):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("rung", [LAST, ANY], ids=lambda rung: rung.name)
+@pytest.mark.parametrize(
+    ("rung", "head_dim"),
+    [*((rung, head_dim) for rung in (LAST, ANY, TILE_LATE) for head_dim in (64, 128)), (WIDE, 256), (NINETY_SIX, 192)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_every_family_of_inputs(rung, head_dim, family):
     """By FlashAttention's rule, or at most twice as far from exact gradients as its own roundings are."""
     sizes = {"num_heads": 2, "seqlen_q": 1000, "head_dim": head_dim, "causal": head_dim == 64}
