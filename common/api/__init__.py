@@ -39,10 +39,10 @@ def attention(
     num_heads_k, head_dim_v), of bf16 or fp16, with any strides; num_heads_k divides num_heads. A tensor is copied
     where its last stride is not 1, or another one or its address is no multiple of 16 bytes.
     head_dim is up to 512, and head_dim_v too. The tensors are copied, with zeros behind their columns, where one of
-    both is no multiple of 8, and where head_dim_v is larger, or is smaller and a gradient or dropout is wanted; for a
-    gradient up to 64, 96, 128 or 256 columns, beyond which there is none. A causal mask is aligned to the bottom
-    right. softmax_scale defaults to 1 / sqrt(head_dim). Returns O, (batch, seqlen_q, num_heads, head_dim_v), and with
-    `return_lse` also the log-sum-exp
+    both is no multiple of 8, where head_dim_v is larger, and where it is smaller and dropout is wanted. There are
+    gradients up to 256 columns. On Hopper they need no other copies; elsewhere both are filled up to 64, 96, 128 or
+    256 columns. A causal mask is aligned to the bottom right. softmax_scale defaults to 1 / sqrt(head_dim). Returns O,
+    (batch, seqlen_q, num_heads, head_dim_v), and with `return_lse` also the log-sum-exp
     of each row of scores, (batch, num_heads, seqlen_q), fp32, in natural logarithms. A row that sees no key has O = 0
     and a log-sum-exp of -inf. There may be no sequences, rows, keys or heads. Under torch.autocast q, k and v are cast
     to its type where one of them is of fp32.
