@@ -98,6 +98,19 @@ def test_the_source_of_rungs_01_to_16_is_credited(page):
     assert "(https://github.com/sonnyli/flash_attention_from_scratch)" in text
 
 
+def test_the_readme_has_the_rungs_of_ampere():
+    (cell,) = re.findall(r"^\| 8\.0, .* \| (forward/.*); `attention`", (ROOT / "README.md").read_text(), re.MULTILINE)
+    said = [
+        f"{ladder}/{number:02}"
+        for ladder, numbers in re.findall(r"(\w+)/((?:\d\d|, |to|and| )+)", cell)
+        for first, last in re.findall(r"(\d\d)(?: to (\d\d))?", numbers)
+        for number in range(int(first), int(last or first) + 1)
+    ]
+    ladders = dict.fromkeys(name.split("/")[0] for name in said)
+    rungs = [(ladder, rung) for ladder in ladders for rung in catalog.versions(ladder=ladder)]
+    assert said == [f"{ladder}/{rung.number}" for ladder, rung in rungs if rung.instruction_set == "ampere"]
+
+
 def test_every_source_that_a_rung_names_is_listed():
     listed = (ROOT / "versions" / "README.md").read_text()
     for page in (ROOT / "versions").glob("*/*/README.md"):
