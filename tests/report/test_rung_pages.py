@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from flashladder.common import own
-from flashladder.common.catalog import finished
+from flashladder.common.catalog import finished, versions
 from flashladder.common.paths import VERSIONS
 from flashladder.common.report import sections
 from flashladder.common.report.pages import documents, steps
@@ -121,3 +121,4 @@ def test_the_path_names_every_rung_as_its_page_does():
     assert [version for version in named if version[0] < "20"] == [
         (version.number, version.title, version.name) for version in finished() if version.number < "20"
     ]
+    assert [name for _, _, name in named] == [version.name for version in versions()]
