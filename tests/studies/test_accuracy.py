@@ -254,6 +254,7 @@ def test_tiles_that_are_computed_twice_are_counted(run, tmp_path):
     code, out, err = run("24", "--device", "emulator", "--families", "plateau_2,large_values", "--seqlens", "512")
     assert code == 0, err
     assert "large_values 25.0%" in out
+    assert re.search(r"about \d+ s more to count", err), "the count takes longer than the errors, and is said too"
     frame, _ = records.accuracy().read()
     twice = frame.dropna(subset="computed_twice").set_index(["dtype", "family"])["computed_twice"]
     assert dict(twice) == {

@@ -106,7 +106,8 @@ def rows(study: Study) -> Iterator[list[Row]]:
         warn(reason)
     absent: dict[str, str] = {}
     if not study.place.on_gpu and study.operation == FIRST:  # whose tiles are rows of one head
-        _announce(stacks, lineup)
+        spelled = duration(emulation_of(lineup))
+        warn(f"about {spelled} on the emulator for errors; fewer rungs, --families or --dtypes take less")
     with progress("batches") as update:
         for done, stack in enumerate(stacks):
             update(done, len(stacks), f"{stack.problem.dtype}, {stack.problem.seqlen_k} keys")
@@ -117,13 +118,13 @@ def rows(study: Study) -> Iterator[list[Row]]:
         warn(f"without {name}: {reason}")
 
 
-def _announce(stacks: Sequence[Stack], lineup: Mapping[Problem, Mapping[str, Artifact]]) -> None:
-    """Tells how long the emulator will take for the errors: one kernel of each batch is tried on a few blocks."""
-    seconds = 0.0
-    for stack in stacks:
-        if kernels := [*lineup.get(stack.problem, {}).values()]:
-            seconds += len(kernels) * emulation_seconds(kernels[0], stack.problem, race=False)
-    warn(f"about {duration(seconds)} on the emulator for errors; fewer rungs, --families or --dtypes take less")
+def emulation_of(lineup: Mapping[Problem, Mapping[str, Artifact]]) -> float:
+    """Seconds that the emulator takes for all kernels: of each problem one is tried on a few blocks."""
+    return sum(
+        len(kernels) * emulation_seconds(next(iter(kernels.values())), problem, race=False)
+        for problem, kernels in lineup.items()
+        if kernels
+    )
 
 
 def _rows(study: Study, stack: Stack, kernels: Mapping[str, Artifact], absent: dict[str, str]) -> Iterator[list[Row]]:

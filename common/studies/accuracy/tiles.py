@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flashladder.common.console import progress
+from flashladder.common.console import duration, progress, warn
 from flashladder.common.measure.entrants import assemble
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.records import records
 from flashladder.common.runtime.execute import on_emulator
-from flashladder.common.studies.accuracy.study import Study
+from flashladder.common.studies.accuracy.study import Study, emulation_of
 
 if TYPE_CHECKING:
     from flashladder.common.compiler.artifact import Artifact
@@ -28,6 +28,8 @@ def rows(study: Study) -> Iterator[list[Row]]:
     run = records.new_run()
     plain = [study.problem(NORMAL, dtype, keys) for dtype in study.dtypes for keys in study.lengths]
     lineup, _ = assemble(study.entrants, plain, study.place)
+    spelled = duration(len(study.families) * emulation_of(lineup))
+    warn(f"about {spelled} more to count the tiles that are computed twice; --no-time counts none")
     total, done = sum(map(len, lineup.values())), 0
     with progress("tiles counted") as update:
         for normal, kernels in lineup.items():
