@@ -107,8 +107,9 @@ def test_the_readme_has_the_rungs_of_ampere():
         for number in range(int(first), int(last or first) + 1)
     ]
     ladders = dict.fromkeys(name.split("/")[0] for name in said)
-    rungs = [(ladder, rung) for ladder in ladders for rung in catalog.versions(ladder=ladder)]
-    assert said == [f"{ladder}/{rung.number}" for ladder, rung in rungs if rung.instruction_set == "ampere"]
+    rungs = [rung for ladder in ladders for rung in catalog.versions(ladder=ladder) if rung.instruction_set == "ampere"]
+    names = [(f"{rung.ladder}/{rung.number}", rung.draft) for rung in rungs]
+    assert said == [name for name, draft in names if name in said or not draft]
 
 
 def test_every_source_that_a_rung_names_is_listed():

@@ -121,4 +121,5 @@ def test_the_path_names_every_rung_as_its_page_does():
     assert [version for version in named if version[0] < "20"] == [
         (version.number, version.title, version.name) for version in finished() if version.number < "20"
     ]
-    assert [name for _, _, name in named] == [version.name for version in versions()]
+    path = [name for _, _, name in named]
+    assert path == [version.name for version in versions() if version.name in path or not version.draft]
