@@ -48,7 +48,7 @@ class Section:
         if not self.heading or _lines(self.name)[0] in document:
             return document
         heading = "" if f"## {self.heading}\n" in document else f"## {self.heading}\n\n"
-        return f"{document.rstrip()}\n\n{heading}{empty(self.name)}\n".lstrip()
+        return f"{document.rstrip()}\n\n{heading}{marked(self.name)}\n".lstrip()
 
     @property
     def has_place(self) -> bool:
@@ -63,9 +63,10 @@ def compiler() -> str:
     return match[1] if match else toolchain().release
 
 
-def empty(name: str) -> str:
-    """The markers of a document with nothing between them yet."""
-    return "\n".join(_lines(name))
+def marked(name: str, text: str = "") -> str:
+    """The markers of a document with this text between them, or nothing yet."""
+    first, last = _lines(name)
+    return "\n".join(filter(None, (first, text, last)))
 
 
 def between(path: Path, name: str) -> str:

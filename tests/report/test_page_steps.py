@@ -8,7 +8,7 @@ from flashladder.common.catalog import find
 from flashladder.common.errors import ResultsError
 from flashladder.common.records import ladders
 from flashladder.common.report import ladder_tables, sections
-from flashladder.common.report.pages import steps
+from flashladder.common.report.pages import documents, steps
 from flashladder.common.report.sections import Section
 from flashladder.tests.support import made_up
 
@@ -67,7 +67,7 @@ def test_a_page_says_the_step_of_one_run_and_nothing_where_there_is_none(monkeyp
     table, said = steps.text(find("02")).split("\n\n")
     assert row(table, "each at its own best, bf16") == ["0.160", "0.760", "x 4.75 ± 0.00"]
     assert "the mean of 2 lengths from 512 to 4,096" in said
-    assert steps.text(find("03")) == steps.NOT_TIMED
+    assert steps.text(find("03")) == documents.NOT_TIMED
 
 
 def test_a_rung_has_no_step_where_another_is_below(monkeypatch, tmp_path):
@@ -79,7 +79,7 @@ def test_a_rung_has_no_step_where_another_is_below(monkeypatch, tmp_path):
 
 def test_a_page_has_no_table_where_rounds_were_not_kept(monkeypatch, tmp_path):
     made_up_ladder(monkeypatch, tmp_path, round_us=None)
-    assert steps.text(find("02")) == steps.NOT_TIMED
+    assert steps.text(find("02")) == documents.NOT_TIMED
 
 
 @pytest.mark.parametrize(

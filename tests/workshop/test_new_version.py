@@ -13,7 +13,7 @@ from flashladder.common.compiler.sources import Sources
 from flashladder.common.errors import ConfigError
 from flashladder.common.paths import ROOT
 from flashladder.common.report import sections
-from flashladder.common.report.pages import documents
+from flashladder.common.report.pages import documents, steps
 from flashladder.common.workshop import scaffold
 from flashladder.tools.commands import new_version
 
@@ -107,6 +107,8 @@ def test_a_new_rung_is_its_parent_under_another_name(ladder):
     page = (made.directory / "README.md").read_text()
     assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [*documents.PARTS, documents.DROPPED]
     assert sections.between(made.directory / documents.PAGE, documents.TRIED) == ""
+    (step,) = (each for each in steps.sections() if each.path == made.directory / documents.PAGE)
+    assert step.is_current(), "else `flashladder dashboard --check` fails for a rung that was just made"
     assert scaffold.OPEN in page
 
 

@@ -13,7 +13,7 @@ from flashladder.common.problem.config import listing
 from flashladder.common.report import accuracy
 from flashladder.common.report.charts.accuracy import errors
 from flashladder.common.report.charts.theme import Chart
-from flashladder.common.report.sections import Section, empty
+from flashladder.common.report.sections import Section, marked
 from flashladder.common.report.templating import render
 
 MARKER = "accuracy"
@@ -23,7 +23,7 @@ def parts(page: Path, frame: pd.DataFrame) -> list[Chart | Section]:
     """The page, begun where there is none, and its charts, by the log."""
     operation = frame["operation"]  # older rows have none
     rows = accuracy.latest(frame[operation.isna() | operation.isin(("", FIRST))])
-    begins = f"# How exact\n\n{empty(MARKER)}\n"
+    begins = f"# How exact\n\n{marked(MARKER)}\n"
     return [*_charts(page, rows), Section(page, MARKER, partial(text, page, rows), begins)]
 
 

@@ -19,16 +19,15 @@ PARTS = (  # in this order
 )
 BY_HAND, DROPPED = "Measured by hand", "Tried and dropped"  # behind them, where there is something to say
 NOTHING: Mapping[str, str] = MappingProxyType({})
-_BY_TOOLS = {PARTS[3]: STEP, DROPPED: TRIED}  # what tools write, by the part that ends with it
+NOT_TIMED = "`flashladder ladder` has not timed this rung."
+# What tools write, by the part that ends with it, as they would write it of a rung that was just made.
+_BY_TOOLS = {PARTS[3]: sections.marked(STEP, NOT_TIMED), DROPPED: sections.marked(TRIED)}
 
 
 def page(number: str, title: str, idea: str, words: Mapping[str, str] = NOTHING, dropped: str = "") -> str:
     """A rung's page, whose parts have these words; the last says what was `dropped`."""
     parts = {**{part: words.get(part, "") for part in PARTS}, DROPPED: dropped}
     bodies = {
-        part: [
-            Markdown(block) for block in (text, sections.empty(_BY_TOOLS[part]) if part in _BY_TOOLS else "") if block
-        ]
-        for part, text in parts.items()
+        part: [Markdown(block) for block in (text, _BY_TOOLS.get(part, "")) if block] for part, text in parts.items()
     }
     return render("rung.md.j2", title=f"{number} {title}", beginning=Markdown(idea), bodies=bodies) + "\n"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from flashladder.common.records.ladder_runs import Ladder
 
 KINDS = {"own": "each at its own best", "fixed": "both in the one fixed configuration"}  # of `flashladder ladder`
-NOT_TIMED = "`flashladder ladder` has not timed this rung."
 
 
 def sections() -> list[Section]:
@@ -35,7 +34,7 @@ def sections() -> list[Section]:
 def text(version: Version) -> str:
     """The rung and the one below in the largest run on one card, in Markdown."""
     if (found := largest()) is None:
-        return NOT_TIMED
+        return documents.NOT_TIMED
     gpu, ladder = found
     lines = _summary()
     rows = [
@@ -43,7 +42,7 @@ def text(version: Version) -> str:
         for kind, lower, ours, step in _lines(version, lines[lines["gpu"] == gpu])
     ]
     if not rows:
-        return NOT_TIMED
+        return documents.NOT_TIMED
     of_rung = lines[(lines["gpu"] == gpu) & (lines["version"] == version.name)]
     fixed = ladder_tables.fixed_configuration(of_rung[of_rung["dtype"] == of_rung["dtype"].iloc[0]])
     measured = ladder.rows
