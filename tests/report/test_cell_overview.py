@@ -4,7 +4,7 @@ import pytest
 
 from flashladder.common import catalog
 from flashladder.common.paths import ROOT
-from flashladder.common.records import cell_results
+from flashladder.common.records import cell_results, records
 from flashladder.common.records.log import Log
 from flashladder.common.records.run_files import RunLog
 from flashladder.common.records.schemas import BENCH
@@ -118,3 +118,12 @@ def test_the_first_lines_of_the_readme_say_what_the_log_says():
     assert len(cells) == 24
     assert all({"fa2", "fa3", "fa4", "cudnn"} < cell.times.keys() for cell in cells)
     assert min(cell.ratio("49_every_width") for cell in cells) > 1.03
+
+
+def test_the_readme_says_what_hard_inputs_cost():
+    """Of rung 48, whose machine code rung 49 has at the head_dim of that log."""
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    ratios = records.accuracy(ROOT / "results").read()[0].query("version == '48_column_of_ones'")
+    least = ratios.groupby("dtype")["time_ratio"].min()
+    assert f"In bf16 rung 49 keeps at least {least['bf16']:.2f} of its speed on each" in readme
+    assert f"In fp16, scores that lie far apart cost up to {1 - least['fp16']:.0%}".replace("%", " %") in readme
