@@ -69,7 +69,7 @@ def test_each_official_kernel_in_the_first_group(results):
     log(results, "backward", "h200", {"fa2": 1, "fa4": 2, "backward/20_a_tile_late": 4}, seqlen=1024)
     (section,) = cell_overview.sections(readme, results, data.Results.load(results).cells)
     head, _, forward, backward = [line for line in section.text().splitlines() if line.startswith("|")]
-    assert head == "| you call | it runs | FlashAttention-2 (torch) | FlashAttention-4 |"
+    assert head == "| you call | it runs | FlashAttention-2 | FlashAttention-4 |"
     assert forward == "| `attention` | 49 | 2.000 |  |"
     called = "[gradients of `attention`](results/backward.md)"  # 2.2, 1.2 and 4 times as fast; twice FlashAttention-4's
     assert backward == f"| {called} | backward/18, backward/20 | 2.194 | 1.483 |"

@@ -37,7 +37,8 @@ def _calls(readme: Path, folder: Path, logged: Logged) -> str:
     official = [
         name for name in baselines.titles() if any(name in cell.times for cells in first.values() for cell in cells)
     ]
-    columns = ["you call", "it runs", *numbers(*map(cell_tables.title_of, official))]
+    titles = (cell_tables.title_of(name).removesuffix(" (torch)") for name in official)  # narrow: it is a first screen
+    columns = ["you call", "it runs", *numbers(*titles)]
     rows = []
     for ladder, cells in first.items():
         rungs = sorted({cell_tables.title_of(cell.rung).removeprefix("rung ") for cell in cells if cell.rung})
