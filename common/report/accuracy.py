@@ -129,7 +129,7 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 def missed(rows: pd.DataFrame) -> list[str]:
     """A line for each kernel, dtype and family that missed a bar: which, and with how many keys."""
-    found = rows[(rows["verdict"] == MISSED) & rows["version"].map(_is_rung)]
+    found = rows[(rows["verdict"] == MISSED) & rows["version"].map(_is_rung).astype(bool)]
     return [
         f"{title(str(version))}, {dtype}, {family}: {_bars(group)}"
         for (version, dtype, family), group in found.groupby(["version", "dtype", "family"])
