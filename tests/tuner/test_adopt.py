@@ -295,7 +295,7 @@ def fastest(problem):
 def test_each_problem_is_of_the_rung_that_attention_launches(on_a_gpu, tmp_path, monkeypatch):
     """Without --version: Hopper's where it takes the problem."""
     monkeypatch.setattr(prebuilt, "compile_into", lambda folder, requests: None)
-    problems = (PLAIN, WINDOW, Problem(num_heads=2, seqlen_q=512, head_dim=96, causal=True, lse=False))
+    problems = (PLAIN, WINDOW, Problem(num_heads=2, seqlen_q=512, head_dim=320, causal=True, lse=False))
     Demand(("mine.py",), dict.fromkeys(problems, 10), {}).save(file := tmp_path / "p.json")
     assert tool("--problems", file, "--export", tmp_path / "out") == 0
     guard = export.load_guard(tmp_path / "out")
