@@ -141,8 +141,8 @@ class _Cost:
     ring: str
 
 
-# Conflicts repeat their passes of the load/store path, and no access to the banks: results/profile.csv, rung 01. Copies
-# are written past that path, and shuffles have no banks.
+# Conflicts repeat their passes of the load/store path, and no access to the banks: results/profile.csv.gz, rung 01.
+# Copies are written past that path, and shuffles have no banks.
 _CONFLICTING = {"LDS", "STS", "LDSM", "STSM"}
 _KINDS = {"LDGSTS": "copy", "LDGDEPBAR": "commit", "DEPBAR": "wait", "BAR": "barrier"}
 

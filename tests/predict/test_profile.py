@@ -22,6 +22,7 @@ from flashladder.common.predict.agreement import Agreement, compare, sass_opcode
 from flashladder.common.problem.config import load_gpu
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
+from flashladder.common.records.log import open_text
 from flashladder.common.runtime import target
 from flashladder.common.runtime.execute import on_emulator
 from flashladder.tests.support import fake_ncu
@@ -326,20 +327,20 @@ PIPES = {"alu": 0.015, "lsu": 0.013, "shared": 0.005, ("24_woven_general", "shar
 
 
 def logged(instruction_set):
-    """The rows of results/profile.csv of rungs of an instruction set."""
+    """The rows of results/profile.csv.gz of rungs of an instruction set."""
     names = [rung.name for rung in catalog.finished() if rung.instruction_set == instruction_set]
-    rows = [row for row in csv.DictReader((ROOT / "results" / "profile.csv").open()) if row["version"] in names]
+    rows = [row for row in csv.DictReader(open_text(ROOT / "results" / "profile.csv.gz")) if row["version"] in names]
     return names, rows
 
 
 def test_every_row_of_the_log_is_of_a_rung():
-    rows = list(csv.DictReader((ROOT / "results" / "profile.csv").open()))
+    rows = list(csv.DictReader(open_text(ROOT / "results" / "profile.csv.gz")))
     assert len(rows) == sum(len(logged(instruction_set)[1]) for instruction_set in ("ampere", "hopper"))
 
 
 @pytest.mark.slow
 def test_what_an_h200_counted_is_what_was_predicted():
-    """What docs/emulator.md says of results/profile.csv, for rungs of Hopper's instructions."""
+    """What docs/emulator.md says of results/profile.csv.gz, for rungs of Hopper's instructions."""
     names, rows = logged("hopper")
     found = list(dict.fromkeys(row["version"] for row in rows))
     assert found == names[: len(found)]
@@ -352,7 +353,7 @@ def test_what_an_h200_counted_is_what_was_predicted():
 
 @pytest.mark.slow
 def test_what_an_h100_counted_is_what_was_predicted():
-    """What docs/emulator.md says of results/profile.csv, for every rung of Ampere's instructions."""
+    """What docs/emulator.md says of results/profile.csv.gz, for every rung of Ampere's instructions."""
     names, rows = logged("ampere")
     assert {row["version"] for row in rows} == set(names)
     for row in rows:
