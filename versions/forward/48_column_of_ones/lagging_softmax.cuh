@@ -16,6 +16,14 @@ struct NoLine {
     __device__ float at(float begun, int) const { return begun; }
 };
 
+// What becomes of the scores of row h before they are scaled: nothing. visit(of_score) goes through them.
+struct NoCap {
+    template <int cols, class Visit>
+    __device__ void of_row(Accumulator<16, cols> &, int, Visit visit) const {
+        visit([](float x) { return x; });
+    }
+};
+
 // m is a whole number and moves by whole numbers, so what follows it is exact. A row's m depends on its own scores alone.
 //
 // bf16 reaches as far as fp32. So m begins `headroom` above the first maximum, and P may grow by as much. The price: of V
@@ -93,13 +101,13 @@ struct LaggingSoftmax {
         });
     }
 
-    // A further block: S becomes P. `line` is added to S first. `recompute(rows)` brings back S, and the line with it, of rows
+    // A further block: S becomes P, after `cap` and with `line`. `recompute(rows)` brings back S, with both of them, of rows
     // whose P has lost it.
-    template <int cols, class Recompute, class Line = NoLine>
-    __device__ void update(Accumulator<16, cols> &s, Recompute recompute, Line line = {}) {
+    template <int cols, class Recompute, class Line = NoLine, class Cap = NoCap>
+    __device__ void update(Accumulator<16, cols> &s, Recompute recompute, Line line = {}, Cap cap = {}) {
         float sum[2];
         raised = false;
-        exponentiate(s, sum, line);
+        exponentiate(s, sum, line, cap);
         if (any(seen >= __float_as_uint(limit))) raise(s, sum, recompute);
         add(sum);
     }
@@ -176,22 +184,24 @@ struct LaggingSoftmax {
 
     // Turns S into P. P has three operands, and the operand cache keeps the last one of each kind and bank: if one row's
     // elements follow each other, m stays there, wherever ptxas has put it.
-    template <int cols, class Line = NoLine>
-    __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2], Line line = {}) {
+    template <int cols, class Line = NoLine, class Cap = NoCap>
+    __device__ void exponentiate(Accumulator<16, cols> &s, float (&sum)[2], Line line = {}, Cap cap = {}) {
         uint32_t before = 0;
         seen = 0;
         each_row([&](int h) {
             // m stays what it is, as no P is negative. The compiler cannot know that, so it waits for most of the row
             // before: not for all of it, or the exponentials would pause.
             if (h > 0) m[h] = fmaxf(m[h], fminf(__uint_as_float(before), -FLT_MAX));
-            int done = 0;
             sum[h] = 0.0f;
             const float begun = line.begin(h, -m[h]);
-            each_element(s, h, [&](float &x) {
-                x = exp2_approx(fmaf(x, scale, line.at(begun, done / 2 * 8 + done % 2)));
-                sum[h] += x;  // no code unless it is used
-                if constexpr (!with_lse) look(x);
-                if (++done == cols / 4 * 3 / 4) before = with_lse ? __float_as_uint(sum[h]) : seen;
+            cap.of_row(s, h, [&](auto of_score) {
+                int done = 0;
+                each_element(s, h, [&](float &x) {
+                    x = exp2_approx(fmaf(of_score(x), scale, line.at(begun, done / 2 * 8 + done % 2)));
+                    sum[h] += x;  // no code unless it is used
+                    if constexpr (!with_lse) look(x);
+                    if (++done == cols / 4 * 3 / 4) before = with_lse ? __float_as_uint(sum[h]) : seen;
+                });
             });
         });
         if constexpr (with_lse) each_row([&](int h) { look(sum[h]); });

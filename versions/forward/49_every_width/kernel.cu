@@ -191,12 +191,14 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
 
         wait_for<1>(s);
         constexpr bool in_line = causal && !masked;  // all keys come before the rows' own
-        scores.template cap<masked>(s);
+        constexpr bool capped_by_softmax = polynomial_tanh && !masked && (in_line || !alibi);  // nothing comes between
+        if constexpr (!capped_by_softmax) scores.apply(s);
         if constexpr (!in_line) scores.add_slope(s, rows.first(), j * block_n);
         if constexpr (masked) mask.hide(s, rows.first(), j * block_n);
         if (masked && softmax.has_new_rows()) softmax.begin_new_rows(s);
         const auto bring_back = [&](const bool (&lost)[2]) { recompute(s, lost, j * block_n); };
-        softmax.update(s, bring_back, scores.template line<in_line>(rows.first(), j * block_n));  // P = 2^(S - m)
+        softmax.update(s, bring_back, scores.template line<in_line>(rows.first(), j * block_n),
+                       scores.template cap<capped_by_softmax>());  // P = 2^(S - m)
         k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
         weigh(s);
         if constexpr (dropout) v.wait();  // for ptxas, which would round behind the wait for O
@@ -215,7 +217,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         kept.take();
         wait_for(s);
         k.release();  // not as late as in `step`: `start` takes the maxima, so no scores can be lost
-        scores.template cap<true>(s);
+        scores.apply(s);
         scores.add_slope(s, rows.first(), last * block_n);
         mask.hide(s, rows.first(), last * block_n);
         softmax.start(s);
@@ -311,7 +313,7 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
                 for (int col = 0; col < block_n; col += 16) {
                     Accumulator<16, 16> part;
                     scores_of_warp<KTile>(part, q, k_tile + KTile::step(col, 0), shared.q_tiles[q_at.stage], warp_row);
-                    scores.template cap<true>(part);
+                    scores.apply(part);
                     scores.add_slope(part, tile_row + warp_row, first_key + col);
                     mask.hide(part, tile_row + warp_row, first_key + col);
                     take_rows(s, col, part, lost);

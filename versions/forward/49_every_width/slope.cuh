@@ -27,13 +27,13 @@ struct SlopingScores : Capped {
     template <class Params>
     __device__ explicit SlopingScores(const Params &params) : Capped(params) {}
 
-    // The softcap of S, in place. A mask may hide some of S, or none.
-    template <bool may_hide, int cols>
-    __device__ void cap(Accumulator<16, cols> &s) const {
-        if constexpr (polynomial_tanh)
-            this->template apply<may_hide>(s);
+    // The softcap for the softmax, or nothing.
+    template <bool by_softmax>
+    __device__ auto cap() const {
+        if constexpr (by_softmax)
+            return static_cast<const Capped &>(*this);
         else
-            this->apply(s);
+            return NoCap();
     }
     // Of the head of a work tile, whose mask it is.
     template <class Params, class Mask>
