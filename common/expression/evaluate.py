@@ -31,7 +31,7 @@ class Evaluator:
     """Evaluates trees of one text over positions, sizes and tensors by their names, all of shapes that broadcast.
 
     Whole numbers are reckoned exactly as kernels do, others in `dtype`. What is behind && or ||, or not chosen, is not
-    read. ExpressionError where an index is outside its tensor, for the first such place.
+    read, and has no gradient. ExpressionError where an index is outside its tensor, for the first such place.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Evaluator:
                 kind = {bool: torch.bool, int: torch.int64, float: self._dtype}[type(value)]
                 return torch.tensor(value, dtype=kind, device=self._device)
             case Name(name=name):
-                return self._values[name]
+                return _growing(self._values[name], needed)
             case Element():
                 return self._element(node, needed)
             case Unary(operator=operator, operand=operand):
@@ -123,7 +123,7 @@ class Evaluator:
         tensor = self._tensors[node.tensor.name]
         indices = [self.index(node, dimension, needed) for dimension in range(node.tensor.rank)]
         read = tensor[tuple(index.clamp(0, extent - 1) for index, extent in zip(indices, tensor.shape, strict=True))]
-        return self._as(node.type, read.float() if read.is_floating_point() else read)
+        return self._as(node.type, _growing(read.float(), needed) if read.is_floating_point() else read)
 
     def _outside(
         self, node: Element, dimension: int, index: torch.Tensor, outside: torch.Tensor, extent: int
@@ -138,6 +138,11 @@ class Evaluator:
             f"{int(index.reshape(-1)[first])}"
         )
         return ExpressionError.at(self._what, self._text, node.indices[dimension].span, message)
+
+
+def _growing(x: torch.Tensor, needed: torch.Tensor | None) -> torch.Tensor:
+    """The same, whose gradient is 0 where it is not needed: NaN may come of it there."""
+    return x if needed is None or not x.requires_grad else torch.where(needed, x, x.detach())
 
 
 def _both(needed: torch.Tensor | None, where: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ def c(node: Node) -> str:
         case Name(name=name):
             return name if name == SCORE else f"at.{name}"
         case Element():
-            return f"read<{_C_TYPES[node.type]}>(params.{node.tensor.field}, {_offset(node)})"
+            return f"read<{_C_TYPES[node.type]}>(params.{node.tensor.field}, {offset(node)})"
         case Call(function=function, arguments=arguments):
             converted = (c(each) if function == "int" else _as(node.type, each) for each in arguments)
             return f"expression::{_C_NAMES.get(function, function)}({', '.join(converted)})"
@@ -110,12 +110,12 @@ def _c_number(node: Number) -> str:
     return "INFINITY" if math.isinf(value) else f"{value!r}f"
 
 
-def _offset(element: Element) -> str:
+def offset(element: Element) -> str:
     """Where an element lies in its tensor, which is contiguous."""
     if not element.indices:
         return "0"
     first, *rest = element.indices
-    offset = c(first) if not rest else f"static_cast<long long>({c(first)})"
+    found = c(first) if not rest else f"static_cast<long long>({c(first)})"
     for dimension, index in enumerate(rest, 1):
-        offset = f"({offset} * params.{element.tensor.extent(dimension)} + {c(index)})"
-    return offset
+        found = f"({found} * params.{element.tensor.extent(dimension)} + {c(index)})"
+    return found

@@ -57,6 +57,16 @@ class Declared:
         """Its name among a kernel's parameters, and among a problem's tensors: no other begins so."""
         return f"of_{self.name}"
 
+    @property
+    def gradient(self) -> str:
+        """That of its gradient."""
+        return f"d_{self.field}"
+
+    @property
+    def count(self) -> str:
+        """That of the number of its elements."""
+        return f"count_{self.field}"
+
     def extent(self, dimension: int) -> str:
         """That of its size along a dimension."""
         return f"extent_{dimension}_of_{self.name}"

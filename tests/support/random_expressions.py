@@ -9,6 +9,7 @@ from flashladder.common.expression import Mods, typed
 from flashladder.common.expression.tree import (
     DTYPES,
     POSITIONS,
+    SCORE,
     SIZES,
     Declared,
     Element,
@@ -30,6 +31,8 @@ TENSORS = (
     Declared("slope", "fp32", 1),
     Declared("bias", "fp64", 2),
 )
+S = Name(name=SCORE, type=Type.FLOAT)
+GROWING = ("abs", "floor", "ceil", "float", "sqrt", "exp", "exp2", "log", "log2", "tanh", "sin", "cos")
 EXACT = ("min", "max", "abs", "floor", "ceil", "sqrt", "float", "int")  # functions that every machine rounds alike
 
 
@@ -53,6 +56,23 @@ def random_mask(chance: random.Random, depth: int) -> Mods:
         scores = modified(mods, random_tensors(seed=1), torch.zeros(2, 9, 16), 1, 0, (9, 16))
         if 0.1 < scores.isinf().float().mean() < 0.9:
             return mods
+
+
+def random_score(chance: random.Random, depth: int) -> Node:
+    """One that s is in, and elements of tensors of floats: of all that grows, bounded lest it overflows."""
+    if depth == 0:
+        return chance.choice((S, S, _element(chance, Type.FLOAT, 0), _leaf(chance, Type.FLOAT)))
+    below = [random_score(chance, depth - 1) for _ in range(2)]
+    kind = chance.randrange(4)
+    if kind == 0:
+        return typed.binary(chance.choice("+-*/"), *below, Span(0, 0), never)
+    if kind == 1:
+        return typed.call(chance.choice(("min", "max")), below, Span(0, 0), never)
+    if kind == 2:
+        return typed.choice(random_tree(chance, Type.BOOL, 2), *below, Span(0, 0), never)
+    name = chance.choice(GROWING)
+    bounded = typed.call("sin", below[:1], Span(0, 0), never) if name in ("exp", "exp2") else below[0]
+    return typed.call(name, [bounded], Span(0, 0), never)
 
 
 def _leaf(chance: random.Random, kind: Type) -> Node:
