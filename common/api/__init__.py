@@ -70,7 +70,7 @@ def attention(
     Positions count from the start of the sequence, whose last rows q has: its first row is at seqlen_k - seqlen_q, so
     that "k <= q" is the causal mask. An expression is compiled for all lengths, and for tensors of all shapes. A row
     whose keys are all hidden has O = 0. What a `score` gives is at most 2.3e38 in magnitude, or -inf: a larger one
-    becomes infinite, and hides its key or makes its row NaN. There are no gradients beside expressions yet.
+    becomes infinite, and hides its key or makes its row NaN.
 
     O is written to `out` if it is given: a tensor of its shape, in memory of its own. Its strides are multiples of 16
     bytes, the last is 1. A call takes longer where that interleaves with an input's.
@@ -80,10 +80,11 @@ def attention(
     on the current stream, from any thread; after a first call a CUDA graph may capture them. Tensors on the CPU go
     through the emulator, which takes seconds for some hundred rows. Works under torch.compile.
 
-    Where q, k, v or sinks want a gradient, O and the log-sum-exp have one: a rung of the ladder versions/backward
-    computes dQ, dK and dV. It takes no `out`; alibi_slopes have no gradient, and gradients have none. A row that sees
-    no key adds nothing to them by its dO. With `deterministic`, and under torch.use_deterministic_algorithms(True),
-    each run gives them the same bits, which O always has.
+    Where q, k, v, sinks or a tensor that a `score` reads want a gradient, O and the log-sum-exp have one: a rung of the
+    ladder versions/backward computes dQ, dK and dV. It takes no `out`; alibi_slopes have no gradient, and gradients
+    have none. A row that sees no key adds nothing to them by its dO. With `deterministic`, and under
+    torch.use_deterministic_algorithms(True), each run gives them the same bits, which O always has; those of tensors
+    that a score reads are refused then.
 
     Raises UnsupportedProblemError for an argument of another type, tensors that the rung does not take, a gradient that
     is wanted and no rung computes, dropout or an expression in more sequences or heads than the 65,535 that a launch

@@ -6,7 +6,6 @@ The forward pass keeps Q, K, V, O, the log-sum-exp, and what was asked for. The 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flashladder.common.api import documents, flops, gradients, operator, padding, pieces
+from flashladder.common.api import beside, documents, flops, gradients, operator, padding, pieces
 from flashladder.common.api.operator import LIBRARY, are_observed
 from flashladder.common.api.options import Modified, Options
 from flashladder.common.catalog import Widths
@@ -31,14 +30,21 @@ planned: dict[bytes, tuple[Any, ...]] = {}
 
 _Gradients = tuple[torch.Tensor | None, ...]
 _INPUTS, _GRADIENTS = ("q", "k", "v"), ("dq", "dk", "dv")
+_READ = "read"
 _PLAIN = (*_INPUTS, "causal", "softmax_scale", "version", "lse")  # what operators take, by name
-_GENERAL = (*_INPUTS, *(field.name for field in dataclasses.fields(Options)), "lse")
-
-LIBRARY.define(
-    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
-    f"{Options.schema()}, bool wants_dq, bool wants_dkv) -> (Tensor, Tensor, Tensor)",
-    tags=operator.STRIDES,
+_GENERAL, _MODIFIED = (
+    (*_INPUTS, *(field.name for field in dataclasses.fields(kind)), "lse") for kind in (Options, Modified)
 )
+
+for _name, _schema, _more in (
+    ("attention_backward", Options.schema(), ""),
+    ("attention_modified_backward", Modified.schema(), ", Tensor[]"),  # of the tensors that are read
+):
+    LIBRARY.define(
+        f"{_name}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
+        f"{_schema}, bool wants_dq, bool wants_dkv) -> (Tensor, Tensor, Tensor{_more})",
+        tags=operator.STRIDES,
+    )
 
 
 def attend(
@@ -48,15 +54,14 @@ def attend(
 
     What no kernel takes is padded with columns of zeros, in copies.
     """
-    trains = gradients.needed(q, k, v, options.sinks)
+    trains = gradients.needed(q, k, v, *options.trained)
     if trains and out is not None:
         raise UnsupportedProblemError(
             "the inputs want a gradient, and backward rungs take no out: leave it out, or call it in torch.no_grad()"
         )
-    if trains and isinstance(options, Modified):
-        gradients.refuse(q, k, v, what="the inputs of attention with a mask or a score by an expression")
     inputs, head_dim_v = (q, k, v), v.shape[3]
-    wanted = padding.columns(q.shape[3], head_dim_v, options.dropout_p > 0, trained_widths(q) if trains else None)
+    trained = trained_widths(q, isinstance(options, Modified)) if trains else None
+    wanted = padding.columns(q.shape[3], head_dim_v, options.dropout_p > 0, trained)
     if is_padded := wanted != (q.shape[3], head_dim_v):
         q, k, v, options = padding.padded(q, k, v, options, wanted)
     if trains:
@@ -77,18 +82,19 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options)
     gradients.refuse_transforms()
     require_rung(q, k, v, options)
     if not are_observed(q, k, v):
-        o, lse = _Direct.apply(q, k, v, options.sinks, options, None)
+        read = options.read if isinstance(options, Modified) else ()
+        o, lse = _Direct.apply(q, k, v, options.sinks, options, None, *read)
         operator.allow_gradients(q, k, options, _are_same_bits(options.deterministic))
     elif options.is_plain and not options.deterministic:
         o, lse = operator.attend(q, k, v, options, True)
     else:
-        o, lse = operator.attention_general(q, k, v, *options.flat(), True)
+        o, lse = operator.operator_of(options)(q, k, v, *options.flat(), True)
     return o, lse
 
 
-def trained_widths(q: torch.Tensor) -> Widths:
-    """What the tensors of a call may have where gradients are wanted of it."""
-    return widths_for(OPERATION, q.device)
+def trained_widths(q: torch.Tensor, mods: bool = False) -> Widths:
+    """What the tensors of a call, perhaps beside expressions, may have where gradients are wanted of it."""
+    return widths_for(OPERATION, q.device, mods)
 
 
 def require_rung(
@@ -99,6 +105,8 @@ def require_rung(
     `columns` are those of q and v that the tensors are then padded to.
     """
     if not torch.compiler.is_compiling() and not q.is_meta:
+        if isinstance(options, Modified):
+            options = options.asking(x.requires_grad for x in options.read)
         problem = problem_of(q, k, v, options)
         if columns:
             problem = dataclasses.replace(problem, head_dim=columns[0], head_dim_v=columns[1])
@@ -143,6 +151,11 @@ def _keep_general(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor,
     keep(ctx, _GENERAL, inputs[:3], Options(*inputs[3:-1]), output)
 
 
+def _keep_modified(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    *others, read, _ = inputs[3:]
+    keep(ctx, _MODIFIED, inputs[:3], Modified(*others, read=tuple(read)), output)
+
+
 def keep(
     ctx: Any,
     names: tuple[str, ...],
@@ -155,40 +168,54 @@ def keep(
         raise UnsupportedProblemError(
             "the inputs want a gradient, which torch.vmap hid: call it with return_lse=True, or without vmap"
         )
-    tensors = options.tensors
-    ctx.save_for_backward(*inputs, *output, *tensors.values())
-    nothing: dict[str, Any] = dict.fromkeys(tensors)
-    ctx.names, ctx.kept = names, tuple(tensors)
-    ctx.options = dataclasses.replace(options, **nothing) if tensors else options
+    held = options.held
+    ctx.save_for_backward(*inputs, *output, *held)
+    ctx.names = names
+    ctx.options = options.holding((None,) * len(held)) if any(x is not None for x in held) else options
     ctx.set_materialize_grads(False)
 
 
 def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
-    """The gradients of all inputs."""
-    wanted = dict(zip(ctx.names, ctx.needs_input_grad, strict=True))
-    found: dict[str, torch.Tensor] = {}
+    """The gradients of all inputs; of what expressions read in a list."""
+    return _differentiate(ctx, ctx.needs_input_grad, dout, dlse)
+
+
+def _differentiate(
+    ctx: Any, needs: tuple[Any, ...], dout: torch.Tensor | None, dlse: torch.Tensor | None
+) -> _Gradients:
+    wanted = dict(zip(ctx.names, needs, strict=True))
+    wants_read: list[bool] = list(wanted.pop(_READ, ()))
+    found: dict[str, Any] = dict.fromkeys(ctx.names)
+    if _READ in found:
+        found[_READ] = [None] * len(wants_read)
     if dout is None and dlse is None:
-        return (None,) * len(wanted)
-    q, k, v, o, lse, *kept = ctx.saved_tensors
+        return tuple(found.values())
+    q, k, v, o, lse, *held = ctx.saved_tensors
     dout = torch.zeros_like(o) if dout is None else dout
     options = ctx.options
-    if kept:
-        options = dataclasses.replace(options, **dict(zip(ctx.kept, kept, strict=True)))
-    if any(wanted[name] for name in _INPUTS):
+    if any(x is not None for x in held):
+        options = options.holding(held)
+    if wants_read:
+        options = options.asking(wants_read)
+        wants_read = options.asked
+    if any(wanted[name] for name in _INPUTS) or any(wants_read):
         asked = wanted["q"], wanted["k"] or wanted["v"]
-        found |= zip(_INPUTS, compute_gradients(dout, q, k, v, o, lse, dlse, options, *asked), strict=True)
+        computed = compute_gradients(dout, q, k, v, o, lse, dlse, options, *asked)
+        found |= {name: x for name, x in zip(_INPUTS, computed, strict=False) if wanted[name]}
+        if wants_read:
+            found[_READ] = [x if is_wanted else None for x, is_wanted in zip(computed[3], wants_read, strict=True)]
     if wanted.get("sinks"):
-        found["sinks"] = _of_sinks(options, o, lse, dout, dlse)
-    return tuple(found[name] if is_wanted else None for name, is_wanted in wanted.items())
+        found["sinks"] = beside.of_sinks(options, o, lse, dout, dlse)
+    return tuple(found.values())
 
 
-def compute_gradients(*given: Any) -> tuple[torch.Tensor, ...]:
+def compute_gradients(*given: Any) -> tuple[Any, ...]:
     """As `_compute`; by an operator where somebody looks on. node.cpp calls it too."""
     *tensors, options, wants_dq, wants_dkv = given
     if torch.is_grad_enabled() or are_observed(*tensors[:6]) or gradients.are_batched(tensors[0], tensors[6]):
-        computed: tuple[torch.Tensor, ...] = torch.ops.flashladder.attention_backward(
-            *tensors, *options.flat(), wants_dq, wants_dkv
-        )
+        named = torch.ops.flashladder
+        by = named.attention_modified_backward if isinstance(options, Modified) else named.attention_backward
+        computed: tuple[Any, ...] = by(*tensors, *options.flat(), wants_dq, wants_dkv)
         return computed
     return _compute(*given)
 
@@ -205,14 +232,18 @@ class _Direct(torch.autograd.Function):
         sinks: torch.Tensor | None,
         options: Options,
         computed: tuple[torch.Tensor, torch.Tensor] | None,
+        *read: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         output = computed or operator.attend_here(q, k, v, options, True)
-        keep(ctx, (*_INPUTS, "sinks", "options", "computed"), (q, k, v), options, output)
+        keep(ctx, (*_INPUTS, "sinks", "options", "computed", _READ), (q, k, v), options, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        return differentiate(ctx, *gradients)
+        count = len(ctx.names) - 1
+        *needs, read = *ctx.needs_input_grad[:count], ctx.needs_input_grad[count:]
+        *found, of_read = _differentiate(ctx, (*needs, read), *gradients)
+        return *found, *of_read
 
 
 @lru_cache(PROBLEMS_KEPT, typed=True)
@@ -254,22 +285,9 @@ def _attach_of(node: ModuleType) -> Callable[..., Any]:
     return attach_in_cpp
 
 
-def _of_sinks(
-    options: Options, o: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
-) -> torch.Tensor:
-    """(heads,): a sink takes the share exp(sink - LSE) of each row's weights; dLSE pulls it up, dO O pushes it down."""
-    share = (options.tensors["sinks"][:, None] - lse).exp()
-    pushed = (dout.float() * o).sum(-1).masked_fill((o == 0).all(-1), 0)  # of a row without keys, whose dO may be NaN
-    pull = -pushed.transpose(1, 2).reshape(lse.shape)  # packed, lse has no batch
-    pulled = (share * (pull if dlse is None else pull + dlse)).masked_fill(lse == -math.inf, 0)  # no key, and no sink
-    if options.cu_seqlens_q is not None:
-        row = torch.arange(lse.shape[-1], device=lse.device)
-        pulled = pulled.masked_fill(row >= options.cu_seqlens_q[-1], 0)  # of no sequence; dO and dLSE may be NaN there
-    return pulled.sum((-1,) if lse.dim() == 2 else (0, -1))
-
-
 torch.library.register_autograd("flashladder::attention", differentiate, setup_context=_keep_plain, lib=LIBRARY)
 operator.attention_general.register_autograd(differentiate, setup_context=_keep_general)
+operator.attention_modified.register_autograd(differentiate, setup_context=_keep_modified)
 
 
 def _compute(
@@ -283,8 +301,9 @@ def _compute(
     options: Options,
     wants_dq: bool,
     wants_dkv: bool,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Any, ...]:
     """dQ, dK and dV, strided as Q, K and V are where the last of these is 1. Rows and keys of no sequence have zeros.
+    With expressions, behind them those of the tensors that are read, in a list.
 
     One that is not wanted has no elements.
     """
@@ -297,16 +316,18 @@ def _compute(
     starts = options.cu_seqlens_q, options.cu_seqlens_k
     inputs = q, k, v, o, dout, lse, *starts, options.alibi_slopes, dlse, options.rng_state  # in the operation's order
     asked = *options.numbers, _are_same_bits(options.deterministic), wants_dq, wants_dkv
-    cpp = operator.in_cpp()
+    sums = beside.no_sums(options) if isinstance(options, Modified) else {}
+    cpp = None if isinstance(options, Modified) else operator.in_cpp()
     if not (cpp and cpp.launched(operator.onlookers, planned, inputs, asked, outputs)):
         problem = problem_of(q, k, v, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
         _require(problem, q.device)
         tensors = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse, "dlse": dlse}
-        tensors |= {**options.tensors, **dict(zip(_GRADIENTS, outputs, strict=True))}
+        tensors |= {**options.tensors, **dict(zip(_GRADIENTS, outputs, strict=True)), **sums}
         found = operator.launch(problem, tensors, is_blind=options.is_blind(q, k))
-        if found and not operator.clears(problem, found):
+        if found and not operator.clears(problem, found) and not isinstance(options, Modified):
             operator.remember(planned, found.call, problem, inputs, asked)
-    return tuple([q.new_empty(0) if x is None else x for x in outputs])
+    computed = tuple([q.new_empty(0) if x is None else x for x in outputs])
+    return (*computed, beside.of_read(options, sums)) if isinstance(options, Modified) else computed
 
 
 def _compute_packed(
@@ -341,8 +362,14 @@ def _attention_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     return _compute(dout, q, k, v, o, lse, dlse, Options(*options), wants_dq, wants_dkv)
 
 
+def _attention_modified_backward(*arguments: Any) -> tuple[Any, ...]:
+    dout, q, k, v, o, lse, dlse, *options, read, wants_dq, wants_dkv = arguments
+    return _compute(dout, q, k, v, o, lse, dlse, Modified(*options, read=tuple(read)), wants_dq, wants_dkv)
+
+
 for _device in ("CPU", "CUDA"):
     LIBRARY.impl("attention_backward", _attention_backward, _device)
+    LIBRARY.impl("attention_modified_backward", _attention_modified_backward, _device)
 
 
 @torch.library.register_fake("flashladder::attention_backward", lib=LIBRARY)
@@ -352,9 +379,18 @@ def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mo
     return tuple(_gradient_like(tensor) if is_wanted else q.new_empty(0) for tensor, is_wanted in wanted)
 
 
-@flops.formula("attention_backward")
+@torch.library.register_fake("flashladder::attention_modified_backward", lib=LIBRARY)
+def _(*arguments: Any) -> tuple[Any, ...]:
+    _, q, k, v, _, _, _, *options, read, wants_dq, wants_dkv = arguments
+    asked = Modified(*options, read=tuple(read)).asked
+    wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
+    of_read = [torch.empty_like(x) if is_asked else x.new_empty(0) for x, is_asked in zip(read, asked, strict=True)]
+    return *(_gradient_like(x) if is_wanted else q.new_empty(0) for x, is_wanted in wanted), of_read
+
+
+@flops.formula("attention_backward", "attention_modified_backward")
 def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> int:
-    _, _, _, *options, _, _ = more
+    options = more[3 : 3 + len(dataclasses.fields(Options))]
     return 2 * operator.pairs(q, k, Options(*options)) * (3 * q.shape[3] + 2 * v.shape[3])
 
 
@@ -365,4 +401,5 @@ def _refuse_again(ctx: Any, *_: Any) -> _Gradients:
     )
 
 
-torch.library.register_autograd("flashladder::attention_backward", _refuse_again, lib=LIBRARY)
+for _name in ("attention_backward", "attention_modified_backward"):
+    torch.library.register_autograd(f"flashladder::{_name}", _refuse_again, lib=LIBRARY)

@@ -147,7 +147,7 @@ def _check_each(mods: Mods, read: tuple[torch.Tensor, ...], sizes: Sizes, bound:
 
 
 def _readable(name: Any, tensor: Any, device: torch.device) -> torch.Tensor:
-    """UnsupportedProblemError for what is no tensor of this device by a name, or wants a gradient."""
+    """UnsupportedProblemError for what is no tensor of this device by a name, or has a derivative of forward mode."""
     if not isinstance(name, str):
         raise UnsupportedProblemError(f"tensors has {name!r} for a name, of type {type(name).__name__}; give text")
     found = validate.tensor(f"tensors[{name!r}]", tensor)
@@ -158,5 +158,5 @@ def _readable(name: Any, tensor: Any, device: torch.device) -> torch.Tensor:
         raise UnsupportedProblemError(f"tensors[{name!r}] is {found.dtype}; expressions read {known}")
     if not found.numel():
         raise UnsupportedProblemError(f"tensors[{name!r}] has shape {tuple(found.shape)}, and no element to read")
-    gradients.refuse(found, what=f"tensors[{name!r}]")
+    gradients.refuse_forward_mode(found, what=f"tensors[{name!r}]")
     return found

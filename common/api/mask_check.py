@@ -9,6 +9,7 @@ from itertools import groupby
 import torch
 
 from flashladder.common.api import expressions
+from flashladder.common.api.differentiable import OPERATION
 from flashladder.common.api.options import Modified, Options, options_of
 from flashladder.common.api.validate import OPEN, Window
 from flashladder.common.catalog import FASTEST
@@ -89,13 +90,16 @@ def check_mask(
 def of_problem(
     problem: Problem, mask: str | None, score: str | None, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[Problem, Modified]:
-    """A problem of forward attention with expressions, and what they read. Raises as `attention` does."""
+    """A problem of attention with expressions, and what they read; of the backward pass with all gradients that it has.
+    Raises as `attention` does."""
     q, k = (
         torch.empty(1).expand(problem.batch, seqlen, heads, problem.head_dim)
         for seqlen, heads in ((problem.seqlen_q, problem.num_heads), (problem.seqlen_k, problem.num_heads_k))
     )
     bounds = {name: getattr(problem, name) for name in ("causal", "window_left", "window_right")}
     asked = _asked(Options(**bounds), mask, score, tensors, q, k)
+    if problem.operation == OPERATION:
+        asked = asked.asking(len(asked.read) * [True])
     return replace(problem, mods=asked.mods, extents=tuple(tuple(x.shape) for x in asked.read)), asked
 
 
@@ -123,13 +127,14 @@ def checked(
     tensors = make_inputs(problem)
     for name, read in asked.tensors.items():
         tensors.by_name[name].copy_(read)
+    problem.asked.settle(problem, tensors.by_name)
     expected = expect(problem, tensors)
-    first = problem.seqlen_k - problem.seqlen_q
-    if (nan := expected.exact["o"].isnan().any(-1).transpose(1, 2)).any():
+    first, of_rows = problem.seqlen_k - problem.seqlen_q, {**tensors.by_name, **expected.exact}
+    if (nan := of_rows["o"].isnan().any(-1).transpose(1, 2)).any():
         raise VerificationError(f"rows are NaN by the exact answer too: {'; '.join(_in_words(nan, first))}")
     report = on_emulator(module, problem, tensors, progress=progress)
     check = verify(expected, tensors.outputs, tensors.buffers)
-    unseeing = expected.exact[LSE].isneginf()
+    unseeing = of_rows[LSE].isneginf()
     return MaskCheck(problem, check, report, unseeing.numel(), int(unseeing.sum()), tuple(_in_words(unseeing, first)))
 
 

@@ -90,8 +90,7 @@ def attend(
     if options.is_plain:
         o, sums = torch.ops.flashladder.attention(q, k, v, *asked)
     else:
-        general = attention_modified if isinstance(options, Modified) else attention_general
-        o, sums = general(q, k, v, *options.flat(), lse)
+        o, sums = operator_of(options)(q, k, v, *options.flat(), lse)
     return o, sums
 
 
@@ -185,6 +184,8 @@ def clears(problem: Problem, found: Ready) -> bool:
 def _clear(problem: Problem, tensors: Mapping[str, torch.Tensor], end_q: int = 0, end_k: int = 0) -> None:
     """Outputs of packed sequences, from these rows and keys on, as of rows that see no key."""
     for name in problem.outputs:
+        if tensors[name].dim() == 1:  # sums over all rows, which are 0 before
+            continue
         rest = tensors[name][:, (end_k if name in ("dk", "dv") else end_q) :]
         if name != LSE:
             rest.zero_()
@@ -310,6 +311,11 @@ def _general(name: str, kind: type[Options]) -> Any:
 
 attention_general = _general("attention_general", Options)
 attention_modified = _general("attention_modified", Modified)  # apart: torch batches no operator that takes a list
+
+
+def operator_of(options: Options) -> Any:
+    """The operator that takes options like these, which are not plain."""
+    return attention_modified if isinstance(options, Modified) else attention_general
 
 
 @torch.library.register_fake("flashladder::attention", lib=LIBRARY)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -88,6 +89,21 @@ class Options(Flat):
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     @property
+    def held(self) -> tuple[torch.Tensor | None, ...]:
+        """All tensors among them, as `holding` takes them."""
+        return tuple([getattr(self, name) for name in _TENSORS])
+
+    def holding(self, held: Sequence[torch.Tensor | None]) -> Self:
+        """The same options with other tensors, or without them."""
+        nothing: dict[str, Any] = dict(zip(_TENSORS, held, strict=True))
+        return dataclasses.replace(self, **nothing)
+
+    @property
+    def trained(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that may have gradients."""
+        return (self.sinks,)
+
+    @property
     def in_order(self) -> tuple[torch.Tensor | None, ...]:
         """The tensors that the forward operations have behind Q, K and V."""
         return self.cu_seqlens_q, self.cu_seqlens_k, self.alibi_slopes, self.sinks, self.rng_state
@@ -155,6 +171,34 @@ class Modified(Options):
     @property
     def is_plain(self) -> bool:
         return False
+
+    @property
+    def held(self) -> tuple[torch.Tensor | None, ...]:
+        return *super().held, *self.read
+
+    def holding(self, held: Sequence[torch.Tensor | None]) -> Self:
+        count = len(_TENSORS)
+        return dataclasses.replace(super().holding(held[:count]), read=tuple(held[count:]))
+
+    @property
+    def trained(self) -> tuple[torch.Tensor | None, ...]:
+        return self.sinks, *self.read  # torch.compile reads no property of super()
+
+    def asking(self, wanted: Iterable[bool]) -> Self:
+        """What the backward pass is asked for where gradients of some of the tensors that are read are wanted.
+
+        One that no score grows with has none.
+        """
+        mods = Mods.parse(self.mods)
+        names = [each.name for each, is_wanted in zip(mods.tensors, wanted, strict=True) if is_wanted]
+        growing = tuple([name for name in names if name in mods.growing])
+        return dataclasses.replace(self, mods=dataclasses.replace(mods, gradients=growing).asked)
+
+    @property
+    def asked(self) -> tuple[bool, ...]:
+        """Of which of these the gradients are asked for."""
+        mods = Mods.parse(self.mods)
+        return tuple([each.name in mods.gradients for each in mods.tensors])
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ def packed_attention(
     deterministic: bool = False,
     version: str = FASTEST,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`attention` within each of many sequences, in one launch. Differentiable, but for expressions.
+    """`attention` within each of many sequences, in one launch. Differentiable.
 
     q is (total_q, num_heads, head_dim), k (total_k, num_heads_k, head_dim), v (total_k, num_heads_k, head_dim_v).
     Sequence i has the rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and likewise of k and v; both are

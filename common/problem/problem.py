@@ -375,6 +375,9 @@ class Operation(ABC):
             tensor = tensors[name]
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
 
+    def settle(self, problem: Problem, tensors: Mapping[str, torch.Tensor]) -> None:  # noqa: B027 - few have any
+        """Computes the inputs that follow from others, where these were drawn or changed."""
+
     def tolerance(self, problem: Problem, name: str, exact: torch.Tensor, rounded: torch.Tensor) -> float:
         """How far a kernel's output may be from the exact one: twice as far as 16-bit torch is (FlashAttention's rule).
 

@@ -105,9 +105,9 @@ def choice_for(problem: Problem, device: torch.device, version: str = FASTEST) -
 
 
 @torch.compiler.assume_constant_result
-def widths_for(operation: str, device: torch.device) -> Widths:
-    """What tensors of an operation may have on a device without copies."""
-    return _widths(operation, device, is_gpu(device))
+def widths_for(operation: str, device: torch.device, mods: bool = False) -> Widths:
+    """What tensors of an operation, or with `mods` of one beside expressions, may have on a device without copies."""
+    return _widths(operation, device, is_gpu(device), mods)
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
@@ -202,9 +202,9 @@ def _told(
 
 
 @lru_cache(PROBLEMS_KEPT)
-def _widths(operation: str, device: torch.device, gpu: bool) -> Widths:
+def _widths(operation: str, device: torch.device, gpu: bool, mods: bool) -> Widths:
     with torch.cuda.device(device if gpu else -1):
-        return widths(operation, target.resolve("gpu" if gpu else "emulator", None).arch, emulated=not gpu)
+        return widths(operation, target.resolve("gpu" if gpu else "emulator", None).arch, not gpu, mods)
 
 
 @lru_cache(PROBLEMS_KEPT)

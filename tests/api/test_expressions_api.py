@@ -104,7 +104,6 @@ def test_what_is_no_expression_is_refused_before_anything_runs(options, said, mo
             "tensors['t'] is torch.float8_e4m3fn; expressions read torch.bool",
         ),
         ({"t": torch.ones(0)}, "no element to read"),
-        ({"t": torch.ones(60, requires_grad=True)}, "tensors['t'] want a gradient"),
         ({"q": torch.ones(60)}, "q has a meaning in every expression"),
         ({"t;": torch.ones(60)}, "'t;' is no name of a tensor"),
         ({"t": torch.ones(1, 1, 1, 1, 60)}, "t has 5 dimensions; expressions take up to 4"),
@@ -162,12 +161,6 @@ def test_vmap_is_refused_by_name():
     q, k, v = qkv()
     with pytest.raises(UnsupportedProblemError, match=r"torch\.vmap does not batch attention with a mask"):
         torch.vmap(lambda q: attention(q, k, v, mask="k <= q"))(q[None])
-
-
-def test_gradients_are_refused_by_name():
-    q, k, v = qkv()
-    with pytest.raises(UnsupportedProblemError, match="a mask or a score by an expression want a gradient"):
-        attention(q.requires_grad_(), k, v, mask="k <= q")
 
 
 @pytest.mark.slow

@@ -129,6 +129,8 @@ def test_gradients_of_head_dims_that_are_filled_up(head_dim, head_dim_v):
         (("sm_90a", False), (64, 128), False, (128, 128)),
         (("sm_90a", False), (155, 20), False, (160, 24)),
         (("sm_90a", False), (512, 512), False, (512, 512)),
+        *((("sm_90a", False, True), each, False, (96, 96)) for each in ((72, 72), (96, 40))),  # beside expressions
+        (("sm_90a", False, True), (192, 128), False, (256, 256)),
         *((place, (192, 128), False, (256, 256)) for place in (("sm_80", False), ("sm_90a", True))),
         *((place, (40, 40), False, (64, 64)) for place in (("sm_80", False), ("sm_90a", True))),
         *((place, (64, 40), False, (64, 64)) for place in (("sm_80", False), ("sm_90a", True))),

@@ -11,6 +11,11 @@ from flashladder.common.problem.problem import Problem
 NAMED = (Declared("slope", "fp32", 1), Declared("image", "int64", 2), Declared("w", "bf16", 0))
 MODS = Mods.of("k <= q || image[b, q] == image[b, k]", "s * w + slope[h]", NAMED)
 SPELLED = "image:int64[][];slope:fp32[];w:bf16;mask=k<=q||image[b][q]==image[b][k];score=s*w+slope[h]"
+GRADIENTS = {
+    "operation": "backward",
+    "mods": "w:bf16;bias:fp32[][];score=s*w+bias[q][k];gradients=w+bias",
+    "extents": ((7, 300), ()),
+}
 
 
 def test_they_are_spelled_in_one_way_and_read_back():
@@ -49,6 +54,30 @@ def test_a_kind_has_the_text_and_no_size():
     assert problem.asked.argument(problem, "extent_1_of_image") == 100
 
 
+def test_gradients_of_tensors_are_outputs_of_the_backward_pass():
+    problem = Problem(**GRADIENTS)
+    assert problem.mods == "bias:fp32[][];w:bf16;score=s*w+bias[q][k];gradients=bias+w"
+    assert problem.outputs == ("dq", "dk", "dv", "d_of_bias", "d_of_w")
+    assert [problem.tensors[name].shape for name in problem.outputs[3:]] == [(2100,), (1,)]
+    assert problem.asked.argument(problem, "count_of_bias") == 2100
+    alone = Problem(**{**GRADIENTS, "options": {"wants_dq": False, "wants_dkv": False}})
+    assert alone.outputs == ("d_of_bias", "d_of_w")
+    header = KernelConfig.of(mods=problem.mods).header()
+    assert "    float *d_of_bias;\n" in header
+    assert "    visit(-1, params.d_of_bias, " in header
+    assert "    visit(0, params.d_of_w, 0, params.count_of_w, s);" in header
+    assert "has_gradients = false" in KernelConfig.of(mods=SPELLED).header()
+
+
+def test_the_tensors_that_a_score_grows_with():
+    texts = {"s*w+t[k]": ("t", "w"), "s+floor(w)+i[k]": (), "t[k]>0?s:w": ("w",), "s+int(t[k])": ()}
+    named = [Declared("w", "fp64", 0), Declared("t", "fp16", 1), Declared("i", "int32", 1)]
+    for score, growing in texts.items():
+        read = [tensor for tensor in named if tensor.name in score.replace("int", "").replace("floor", "")]
+        assert Mods.of(score=score, tensors=read).growing == growing
+    assert Mods.of("w > 0", tensors=named[:1]).growing == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -60,7 +89,13 @@ def test_a_kind_has_the_text_and_no_size():
         ({"mods": "t:int32[];mask=t[k]==0", "extents": ((3, 4),)}, "reads t, each with a shape"),
         ({"mods": "t:int32[];mask=t[k]==0", "extents": ((0,),)}, "reads t, each with a shape"),
         ({"extents": ((3,),)}, "reads nothing"),
-        ({"mods": "mask=k<=q", "operation": "backward"}, "the operation backward knows no mods"),
+        ({"mods": "t:fp32[];mask=t[k]>0;gradients=t", "extents": ((3,),)}, "no score grows with t, so"),
+        ({"mods": "t:int32[];score=s+t[k];gradients=t", "extents": ((3,),)}, "no score grows with t, so"),
+        ({"mods": "score=s;gradients=t"}, "no score grows with t, so"),
+        (
+            {**GRADIENTS, "options": {"deterministic": True}},
+            "gradients of bias, w, which a score reads, are summed in any order",
+        ),
         ({"mods": "mask=k<=q", "operation": "decode"}, "the operation decode knows no mods"),
     ],
 )

@@ -15,6 +15,7 @@ ALL_ELSE = {"head_dim": 128, "softcap": 5.0, "alibi": True, "layout": "padded", 
 HOPPER = [rung for rung in RUNGS if rung.instruction_set == "hopper"]
 ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12"))
 LAST, IN_ORDER = (catalog.find(f"{LADDER}/{number}") for number in ("18", "19"))
+WITH_MODS = catalog.find(f"{LADDER}/23")
 TILE_LATE = catalog.find(f"{LADDER}/20")  # any attention on Hopper
 SAME_BITS = {"options": {"deterministic": True}}
 

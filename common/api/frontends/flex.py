@@ -77,7 +77,8 @@ def flex_attention(
     query is (batch, num_heads, seqlen_q, head_dim), key and value (batch, num_heads_k, seqlen_k, ...), bf16 or fp16. A
     score_mod is a function of (score, b, h, q_idx, kv_idx), traced at each call. A block mask is `create_block_mask`'s,
     or torch's own: of that the function alone is read, at each call. kernel_options are hints for torch's kernel, and
-    change nothing here. With `return_lse` it returns (O, log-sum-exp). There are no gradients yet.
+    change nothing here. With `return_lse` it returns (O, log-sum-exp). Both have gradients, also by the tensors that a
+    score_mod reads.
 
     Raises UnsupportedProblemError for functions that no expression says, a block mask of other sizes, one whose blocks
     hide what no function does, fewer heads of key without enable_gqa, and what `attention` refuses.

@@ -4,13 +4,15 @@ P = exp(softmax_scale * Q K^T - LSE)         dV = P^T dO         dP = dO V^T
 dS = P * (dP - rowsum(dO * O))               dQ = softmax_scale * dS K      dK = softmax_scale * dS^T Q
 
 With a softcap c, scores S become c * tanh(S / c), and dS has a factor of 1 - tanh(S / c)^2. Where LSE has a gradient
-too, dS = P * (dP - rowsum(dO * O) + dLSE). Masks and ALiBi change P alone.
+too, dS = P * (dP - rowsum(dO * O) + dLSE). Masks and ALiBi change P alone. Where an expression says what a score
+becomes, dS has the derivative of that for a factor, and tensors that it reads may have gradients as well.
 
 With dropout, P of dV and dP are 0 where a weight is dropped, and larger elsewhere, as P of O is; P of dS is not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -18,7 +20,9 @@ from typing import Any, ClassVar
 import torch
 
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.expression import Mods
 from flashladder.common.problem.buffers import INPUT, OUTPUT, Tensor, laid_out
+from flashladder.common.problem.config import listing
 from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.operations import forward, packed
 from flashladder.common.problem.operations.forward import (
@@ -28,6 +32,7 @@ from flashladder.common.problem.operations.forward import (
     heads_of,
     kept,
     masked_scores,
+    modified_scores,
     probabilities,
     row_blocks,
 )
@@ -42,11 +47,11 @@ _INPUTS = ("q", "k", "v", "o", "dout", LSE, *STARTS, SLOPES, DLSE, RNG_STATE)  #
 class Backward(Forward):
     """q, k, v, o and lse are those of the forward pass; dout is like o, dq, dk and dv are like q, k and v. Packed
     sequences have cu_seqlens_q and cu_seqlens_k, ALiBi has its slopes, a gradient of lse is dlse, like lse, and
-    dropout has rng_state."""
+    dropout has rng_state. Of tensors that expressions read, gradients that are asked for are fp32, element after
+    element."""
 
     name = "backward"
-    # Sinks are in LSE; of expressions no rung has gradients.
-    features = tuple(name for name in Packed.features if name not in ("sinks", "mods", "extents"))
+    features = tuple(name for name in Packed.features if name != "sinks")  # they are in LSE
     options = (
         Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),
         Option("wants_dq", bool, "dQ is asked for", default=True),
@@ -64,21 +69,35 @@ class Backward(Forward):
         return _of_forward(problem).families
 
     def implied(self, problem: Problem) -> dict[str, Any]:
-        """What the lengths of packed sequences say."""
+        """What the lengths of packed sequences say, and how expressions are spelled."""
         is_packed = problem.seqlens_q or problem.seqlens_k or problem.packed
-        return packed.OPERATION.implied(problem) if is_packed else {}
+        return packed.OPERATION.implied(problem) if is_packed else super().implied(problem)
 
     def check(self, problem: Problem) -> None:
-        """Something is asked for."""
+        """Something is asked for. Gradients of tensors that expressions read are sums in any order."""
         super().check(problem)
-        if not (problem.wants_dq or problem.wants_dkv):
+        read = Mods.parse(problem.mods).gradients
+        if not (problem.wants_dq or problem.wants_dkv or read):
             raise UnsupportedProblemError("wants_dq=false, wants_dkv=false: no gradient is asked for")
+        if read and problem.deterministic:
+            raise UnsupportedProblemError(
+                f"deterministic=true: gradients of {listing(read)}, which a score reads, are summed in any order; ask "
+                "for none of them, or leave deterministic out"
+            )
 
     def argument(self, problem: Problem, name: str) -> Any:
         """Of all sequences together, whether they are packed or not."""
         if name in self.sizes and not problem.packed:
             return problem.batch * getattr(problem, name.replace("total", "seqlen"))
+        for tensor, shape in zip(Mods.parse(problem.mods).tensors, problem.extents, strict=True):
+            if name == tensor.count:
+                return math.prod(shape)
         return super().argument(problem, name)
+
+    def tolerance(self, problem: Problem, name: str, exact: torch.Tensor, rounded: torch.Tensor) -> float:
+        """Gradients of what expressions read are sums of large terms, which cancel out: of these fp32 leaves less."""
+        found = super().tolerance(problem, name, exact, rounded)
+        return 100 * found if name in _read(problem) else found
 
     def flops(self, problem: Problem) -> float:
         """Of the five products, as wide as the two of the forward pass."""
@@ -101,7 +120,9 @@ class Backward(Forward):
         found |= {"dout": like("o")} | ({DLSE: found[LSE]} if p.dlse else {})
         wanted = {"dq": p.wants_dq, "dk": p.wants_dkv, "dv": p.wants_dkv}
         outputs = {name: like(name[1], role=OUTPUT, optional=not is_wanted) for name, is_wanted in wanted.items()}
-        return {name: found[name] for name in _INPUTS if name in found} | outputs
+        inputs = (*_INPUTS, *(tensor.field for tensor in Mods.parse(p.mods).tensors))
+        sums = {name: Tensor(found[of].view, torch.float32, OUTPUT) for name, of in _read(p).items()}
+        return {name: found[name] for name in inputs if name in found} | outputs | sums
 
     def draw(self, problem: Problem, tensors: Mapping[str, torch.Tensor], generator: torch.Generator) -> None:
         """What the forward pass has as it draws it, O and LSE as it gives them, dO and dLSE standard normal."""
@@ -110,7 +131,11 @@ class Backward(Forward):
         for name in ("dout", *([DLSE] if problem.dlse else [])):
             tensor = tensors[name]
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
-        for name, values in of_forward.compute(problem, tensors, torch.float32).items():
+        self.settle(problem, tensors)
+
+    def settle(self, problem: Problem, tensors: Mapping[str, torch.Tensor]) -> None:
+        """O and LSE are those of the forward pass."""
+        for name, values in _of_forward(problem).compute(problem, tensors, torch.float32).items():
             tensors[name].copy_(values)
 
     def compute(
@@ -128,29 +153,38 @@ def _of_forward(problem: Problem) -> Operation:
 def gradients(
     problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, number: int = 0
 ) -> dict[str, torch.Tensor]:
-    """dq, dk and dv with every intermediate in `dtype`; sums over rows are kept in fp32 at least, and rounded once.
+    """dq, dk and dv, and gradients of what expressions read, with every intermediate in `dtype`; sums over rows are
+    kept in fp32 at least, and rounded once.
 
     A dlse among the tensors is the gradient of the log-sum-exp. `number` is that of the first sequence, where dropout
-    counts others before it. In 16 bits and with a softcap O is taken as it is given. The softcap's derivative differs
-    from key to key, so what the rounding of O does to dQ does not cancel out, and no kernel can undo it.
+    counts others before it. In 16 bits and with a softcap or a score O is taken as it is given. Their derivative
+    differs from key to key, so what the rounding of O does to dQ does not cancel out, and no kernel can undo it. In
+    gradients of what expressions read, which may be few and large sums, it shows most: for these O is always as given.
     """
     p = problem
-    made = {f"d{name}": torch.empty_like(tensors[name], dtype=dtype) for name in "qkv"}
+    has_score = Mods.parse(p.mods).score is not None
+    made = {f"d{name}": torch.empty_like(tensors[name], dtype=dtype) for name in "qkv"} | _no_sums(p, tensors, dtype)
     with full_precision_matmul():
         for batch in range(p.batch):
             q, k, v, o, dout = heads_of(p, tensors, ("q", "k", "v", "o", "dout"), batch, dtype)
             wide = torch.promote_types(dtype, torch.float32)
             dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
             for rows in row_blocks(p):
-                P = probabilities(masked_scores(p, tensors, batch, q[:, rows], k, rows)).to(dtype)
+                scores = masked_scores(p, tensors, batch, q[:, rows], k, rows)
+                P = probabilities(modified_scores(p, tensors, number + batch, rows, scores)).to(dtype)
                 dP = kept(p, tensors, number + batch, rows, dout[:, rows] @ v.mT)
-                if p.softcap and wide != dtype:
-                    delta = (dout[:, rows].to(wide) * o[:, rows]).sum(-1, keepdim=True)
-                    dS = (P * (dP.to(wide) - delta)).to(dtype)
-                else:
+                delta = (dout[:, rows].to(wide) * o[:, rows]).sum(-1, keepdim=True)
+                dS = with_given_o = P * (dP.to(wide) - delta)
+                if not (p.softcap or has_score) or wide == dtype:
                     dS = torch.ops.aten._softmax_backward_data(dP, P, -1, dtype)
                 if DLSE in tensors:
-                    dS = dS + P * tensors[DLSE][batch, :, rows, None].to(dtype)
+                    of_lse = P * tensors[DLSE][batch, :, rows, None].to(dtype)
+                    dS, with_given_o = dS + of_lse, with_given_o + of_lse
+                dS = dS.to(dtype)
+                if has_score:
+                    dS, *sums = _pulled_back(p, tensors, number + batch, rows, scores, dS, with_given_o)
+                    for name, of_rows in zip(_read(p), sums, strict=True):
+                        made[name] += of_rows
                 if p.softcap:
                     dS = dS * (1 - torch.tanh((q[:, rows] * p.softmax_scale) @ k.mT / p.softcap) ** 2)
                 made["dq"][batch, rows] = (p.softmax_scale * (dS @ k)).transpose(0, 1)
@@ -162,11 +196,44 @@ def gradients(
     return made
 
 
+def _pulled_back(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], sequence: int, rows: slice, scores: torch.Tensor,
+    gradient: torch.Tensor, gradient_of_read: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The gradient of scores, where the expression's scores have this one; and those of `_read`, with another one."""
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    given = [scores, *(tensors[name] for name in _read(problem).values())]
+    s, *read = (x.detach().to(wide).requires_grad_() for x in given)
+    with torch.enable_grad():
+        named = {**tensors, **dict(zip(_read(problem).values(), read, strict=True))}
+        found = modified_scores(problem, named, sequence, rows, s, gradient != 0)
+        if not found.requires_grad:  # it depends on none of them
+            return tuple(torch.zeros_like(x) for x in (gradient, *read))
+        how: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
+        (of_s,) = torch.autograd.grad(found, [s], gradient.to(wide), **how)
+        of_read = torch.autograd.grad(found, read, gradient_of_read.to(wide), **how) if read else ()
+    return of_s.to(gradient.dtype), *of_read
+
+
+def _read(problem: Problem) -> dict[str, str]:
+    """The gradients that are asked for of tensors that expressions read, with the names of these."""
+    mods = Mods.parse(problem.mods)
+    return {tensor.gradient: tensor.field for tensor in mods.tensors if tensor.name in mods.gradients}
+
+
+def _no_sums(problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Zeros for them."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return {name: torch.zeros_like(tensors[of], dtype=wide) for name, of in _read(problem).items()}
+
+
 def _of_each_sequence(
     problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """`gradients` of packed sequences; 0 in those without rows or without keys."""
-    made = {f"d{name}": torch.zeros_like(tensors[name], dtype=dtype) for name in "qkv"}
+    made = {f"d{name}": torch.zeros_like(tensors[name], dtype=dtype) for name in "qkv"} | _no_sums(
+        problem, tensors, dtype
+    )
     for number, rows, keys, alone in packed.parts(problem):
         places = {"q": rows, "k": keys, "v": keys}
         given = {name: tensors[name][:, place] for name, place in {**places, "o": rows, "dout": rows}.items()}
@@ -174,7 +241,10 @@ def _of_each_sequence(
         if problem.dlse:
             given[DLSE] = tensors[DLSE][None, :, rows]
         for name, gradient in gradients(alone, given, dtype, number).items():
-            made[name][:, places[name[1]]] = gradient
+            if name in _read(problem):
+                made[name] += gradient
+            else:
+                made[name][:, places[name[1]]] = gradient
     return made
 
 

@@ -192,8 +192,7 @@ def attention(
             q, k, v = heads_of(p, tensors, "qkv", batch, dtype)
             for block in row_blocks(p):
                 scores = masked_scores(p, tensors, batch, q[:, block], k, block)
-                if p.mods:
-                    scores = _modified(p, tensors, number + batch, block, scores)
+                scores = modified_scores(p, tensors, number + batch, block, scores)
                 scores = _beside_sinks(p, tensors, scores)
                 lse[batch, :, block] = scores.logsumexp(-1)
                 seen = probabilities(scores)[..., : p.seqlen_k]  # without the sink
@@ -260,14 +259,20 @@ def masked_scores(
     return scores
 
 
-def _modified(
-    problem: Problem, tensors: Mapping[str, torch.Tensor], sequence: int, rows: slice, scores: torch.Tensor
-) -> torch.Tensor:
-    """Scores of a block of rows as expressions change and hide them."""
-    p, mods = problem, Mods.parse(problem.mods)
+def modified_scores(
+    problem: Problem, tensors: Mapping[str, torch.Tensor], sequence: int, rows: slice, scores: torch.Tensor,
+    needed: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Scores of a block of rows as expressions change and hide them; -inf where they are not `needed`."""
+    p = problem
+    if not p.mods:
+        return scores
+    mods = Mods.parse(p.mods)
     read, lengths = modified.shaped(mods, p.extents, tensors), (p.seqlen_q, p.seqlen_k)
-    seen = ~_hidden(p, rows, scores.device) if p.causal or p.window else None
-    return modified.modified(mods, read, scores, sequence, rows.start, lengths, seen)
+    if p.causal or p.window:
+        seen = ~_hidden(p, rows, scores.device)
+        needed = seen if needed is None else seen & needed
+    return modified.modified(mods, read, scores, sequence, rows.start, lengths, needed)
 
 
 def _beside_sinks(problem: Problem, tensors: Mapping[str, torch.Tensor], scores: torch.Tensor) -> torch.Tensor:

@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # and each one's fields of a 
         **{f"gradient, {name}": fields for name, fields in (BOUNDS | OTHERS).items()},
         "gradient, deterministic": {"options": {"deterministic": True}},
         "gradient, that of the log-sum-exp too": {"options": {"dlse": True}},
+        "gradient, any mask": {"mods": "mask=k<=q"},
     },
     "decode": {
         **{f"decode, {name}": fields for name, fields in BOUNDS.items()},
@@ -81,7 +82,8 @@ class Call(NamedTuple):
     def columns(self, head_dim: int, head_dim_v: int, gpu: str) -> tuple[int, int]:
         """Those that a kernel is asked for: more than the tensors have where these are copied first."""
         if self.operation != "decode":
-            trained = catalog.widths(self.operation, load_gpu(gpu).arch) if self.operation == "backward" else None
+            has_mods, arch = "mods" in self.fields, load_gpu(gpu).arch
+            trained = catalog.widths(self.operation, arch, mods=has_mods) if self.operation == "backward" else None
             return padding.columns(head_dim, head_dim_v, "dropout_p" in self.fields, trained)
         if head_dim != head_dim_v or "packed_q" in self.fields.get("options", ()):
             return head_dim, head_dim_v

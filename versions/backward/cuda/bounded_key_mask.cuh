@@ -34,6 +34,15 @@ struct BoundedKeyMask {
     // The row behind the last one that sees it, or would if there were as many.
     __device__ int end_row(int key) const { return window ? key - shift + left + 1 : nobody; }
 
+    __device__ bool shows(int key, int row) const {
+        return row >= first_row(key) && row < (window ? min(end_row(key), nobody) : nobody);
+    }
+    // So many keys and rows from the first ones on.
+    __device__ bool shows_all(int first_key, int keys, int first_row_, int rows) const {
+        return first_row(first_key + keys - 1) <= first_row_ &&
+               first_row_ + rows <= (window ? min(end_row(first_key), nobody) : nobody);
+    }
+
     // S^T holds the scores of the keys from `first_key` on and the rows from `first_row_` on. Sets to minus infinity those
     // of rows that do not see a key.
     template <int keys, int rows>
