@@ -28,7 +28,7 @@ OPERATION = "backward"
 # The plans of problems that came often, as fast_path.cpp finds them.
 planned: dict[bytes, tuple[Any, ...]] = {}
 
-_Gradients = tuple[torch.Tensor | None, ...]
+_Gradients = tuple[Any, ...]  # each a tensor or None; of what expressions read a list of such
 _INPUTS, _GRADIENTS = ("q", "k", "v"), ("dq", "dk", "dv")
 _READ = "read"
 _PLAIN = (*_INPUTS, "causal", "softmax_scale", "version", "lse")  # what operators take, by name
@@ -152,8 +152,7 @@ def _keep_general(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor,
 
 
 def _keep_modified(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    *others, read, _ = inputs[3:]
-    keep(ctx, _MODIFIED, inputs[:3], Modified(*others, read=tuple(read)), output)
+    keep(ctx, _MODIFIED, inputs[:3], Modified(*inputs[3:-1]), output)
 
 
 def keep(
@@ -240,10 +239,9 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        count = len(ctx.names) - 1
-        *needs, read = *ctx.needs_input_grad[:count], ctx.needs_input_grad[count:]
-        *found, of_read = _differentiate(ctx, (*needs, read), *gradients)
-        return *found, *of_read
+        needs, count = ctx.needs_input_grad, len(ctx.names) - 1
+        found = _differentiate(ctx, (*needs[:count], needs[count:]), *gradients)
+        return *found[:count], *found[count]
 
 
 @lru_cache(PROBLEMS_KEPT, typed=True)
@@ -363,8 +361,8 @@ def _attention_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _attention_modified_backward(*arguments: Any) -> tuple[Any, ...]:
-    dout, q, k, v, o, lse, dlse, *options, read, wants_dq, wants_dkv = arguments
-    return _compute(dout, q, k, v, o, lse, dlse, Modified(*options, read=tuple(read)), wants_dq, wants_dkv)
+    dout, q, k, v, o, lse, dlse, *options, wants_dq, wants_dkv = arguments
+    return _compute(dout, q, k, v, o, lse, dlse, Modified(*options), wants_dq, wants_dkv)
 
 
 for _device in ("CPU", "CUDA"):
@@ -381,10 +379,10 @@ def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mo
 
 @torch.library.register_fake("flashladder::attention_modified_backward", lib=LIBRARY)
 def _(*arguments: Any) -> tuple[Any, ...]:
-    _, q, k, v, _, _, _, *options, read, wants_dq, wants_dkv = arguments
-    asked = Modified(*options, read=tuple(read)).asked
-    wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
-    of_read = [torch.empty_like(x) if is_asked else x.new_empty(0) for x, is_asked in zip(read, asked, strict=True)]
+    _, q, k, v, _, _, _, *given, wants_dq, wants_dkv = arguments
+    options = Modified(*given)
+    wanted, read = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv)), zip(options.read, options.asked, strict=True)
+    of_read = [torch.empty_like(x) if is_asked else x.new_empty(0) for x, is_asked in read]
     return *(_gradient_like(x) if is_wanted else q.new_empty(0) for x, is_wanted in wanted), of_read
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -93,7 +93,7 @@ class Options(Flat):
         """All tensors among them, as `holding` takes them."""
         return tuple([getattr(self, name) for name in _TENSORS])
 
-    def holding(self, held: Sequence[torch.Tensor | None]) -> Self:
+    def holding(self, held: Sequence[torch.Tensor | None]) -> Options:
         """The same options with other tensors, or without them."""
         nothing: dict[str, Any] = dict(zip(_TENSORS, held, strict=True))
         return dataclasses.replace(self, **nothing)
@@ -176,23 +176,20 @@ class Modified(Options):
     def held(self) -> tuple[torch.Tensor | None, ...]:
         return *super().held, *self.read
 
-    def holding(self, held: Sequence[torch.Tensor | None]) -> Self:
-        count = len(_TENSORS)
-        return dataclasses.replace(super().holding(held[:count]), read=tuple(held[count:]))
+    def holding(self, held: Sequence[torch.Tensor | None]) -> Modified:
+        named: dict[str, Any] = {**dict(zip(_TENSORS, held, strict=False)), "read": tuple(held[len(_TENSORS) :])}
+        return dataclasses.replace(self, **named)
 
     @property
     def trained(self) -> tuple[torch.Tensor | None, ...]:
         return self.sinks, *self.read  # torch.compile reads no property of super()
 
-    def asking(self, wanted: Iterable[bool]) -> Self:
+    def asking(self, wanted: Iterable[bool]) -> Modified:
         """What the backward pass is asked for where gradients of some of the tensors that are read are wanted.
 
         One that no score grows with has none.
         """
-        mods = Mods.parse(self.mods)
-        names = [each.name for each, is_wanted in zip(mods.tensors, wanted, strict=True) if is_wanted]
-        growing = tuple([name for name in names if name in mods.growing])
-        return dataclasses.replace(self, mods=dataclasses.replace(mods, gradients=growing).asked)
+        return dataclasses.replace(self, mods=_asking(self.mods, tuple(wanted)))
 
     @property
     def asked(self) -> tuple[bool, ...]:
@@ -208,6 +205,13 @@ class Modified(Options):
     def problem(self, q: torch.Tensor, k: torch.Tensor, **others: Any) -> Problem:
         extents = tuple([tuple(tensor.shape) for tensor in self.read])
         return super().problem(q, k, **others, mods=self.mods, extents=extents)
+
+
+@lru_cache(PROBLEMS_KEPT)
+def _asking(spelled: str, wanted: tuple[bool, ...]) -> str:
+    mods = Mods.parse(spelled)
+    names = [each.name for each, is_wanted in zip(mods.tensors, wanted, strict=True) if is_wanted]
+    return dataclasses.replace(mods, gradients=tuple([name for name in names if name in mods.growing])).asked
 
 
 _TENSORS = tuple(field.name for field in dataclasses.fields(Options) if field.type == "torch.Tensor | None")

@@ -43,10 +43,12 @@ def textbook(q, k, v, mask=None, score=None, sinks=None):
 
 def alike(found, expected, wanted, dlse=False):
     """Gradients by torch of two pairs of O and LSE, for one gradient of each; within what 16 bits leave."""
-    given = [torch.randn(x.shape, generator=torch.Generator().manual_seed(3)) for x in found]
+    given = [torch.randn(x.shape, generator=torch.Generator().manual_seed(3)).to(x.dtype) for x in found]
     used = slice(2 if dlse else 1)
     pairs = [
-        torch.autograd.grad(outputs[used], wanted, [g.to(x.dtype) for g, x in zip(given, outputs, strict=True)][used])
+        torch.autograd.grad(
+            outputs[used], wanted, [g.to(x.dtype) for g, x in zip(given, outputs, strict=True)][used], retain_graph=True
+        )
         for outputs in (found, expected)
     ]
     for ours, exact in zip(*pairs, strict=True):
@@ -61,7 +63,7 @@ def with_lse(*inputs, **options):
 @pytest.mark.slow
 def test_a_mask_and_slopes_that_learn():
     """The issue's own example, in groups, in two sequences; LSE has a gradient too."""
-    inputs, slope = qkv(**SIZES, batch=2), random(4)
+    inputs, slope = qkv(**SIZES, batch=2), torch.tensor([0.1, 0.2, 0.3, 0.4]).requires_grad_()
     asked = {"mask": "k <= q || image[q] == image[k]", "score": "s + slope[h] * (k - q)"}
     found = with_lse(*inputs, **asked, tensors={"image": IMAGE, "slope": slope})
     expected = textbook(

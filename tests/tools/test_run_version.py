@@ -353,3 +353,14 @@ def test_a_mask_is_checked(run, results):
     assert "PASS" in figure(out, "check")
     assert "6 of 128 see no key: q=0 to 2 at every h" in figure(out, "rows")
     assert not list(results.iterdir())
+
+
+@pytest.mark.slow
+def test_gradients_beside_a_mask_and_a_score_are_checked(run):
+    """Of what the expressions are given, and of each tensor that the score grows with."""
+    words = ["backward/23", "--mask", "k <= q - far", "--score", "s + far * slope[h]", "--tensor", "far=3"]
+    code, out, _ = run(*words, "slope=random:1:bf16", "--seqlen", "64", "--head-dim", "64")
+    assert code == 0
+    assert "PASS" in figure(out, "check")
+    assert "gradients=slope" in "".join(out.split())
+    assert "3 of 64 see no key: q=0 to 2 at every h" in figure(out, "rows")

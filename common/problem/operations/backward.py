@@ -182,8 +182,8 @@ def gradients(
                     dS, with_given_o = dS + of_lse, with_given_o + of_lse
                 dS = dS.to(dtype)
                 if has_score:
-                    dS, *sums = _pulled_back(p, tensors, number + batch, rows, scores, dS, with_given_o)
-                    for name, of_rows in zip(_read(p), sums, strict=True):
+                    dS, *of_read = _pulled_back(p, tensors, number + batch, rows, scores, dS, with_given_o)
+                    for name, of_rows in zip(_read(p), of_read, strict=True):
                         made[name] += of_rows
                 if p.softcap:
                     dS = dS * (1 - torch.tanh((q[:, rows] * p.softmax_scale) @ k.mT / p.softcap) ** 2)
