@@ -156,6 +156,16 @@ def test_under_torchs_name():
 
 
 @pytest.mark.slow
+def test_no_weight_is_larger_than_1_where_all_scores_of_a_row_are_large():
+    """Their log-sum-exp is rounded by more than a score is good for."""
+    inputs, low = qkv(**SIZES), 1e9 * random(60).detach().abs()
+    o = attention(*inputs, score="s - low[q]", tensors={"low": low})
+    *others, dv = torch.autograd.grad(o, inputs, torch.ones_like(o))
+    assert all(x.isfinite().all() for x in others)
+    assert dv.abs().max() <= 2 * 40  # of two heads the rows
+
+
+@pytest.mark.slow
 def test_compiled_in_one_graph():
     inputs, slope = qkv(**SIZES), random(4)
 
