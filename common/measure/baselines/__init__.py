@@ -29,6 +29,7 @@ _BOUNDS = {  # what not all take
     "alibi": "no ALiBi",
     "sinks": "no sinks",
     "dropout_p": "no dropout",
+    "mods": "no expressions",
 }
 
 

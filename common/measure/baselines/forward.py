@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from flashladder.common.errors import DeviceError
-from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name
+from flashladder.common.measure.baselines import Baseline, CpuBaseline, RunOnce, by_name, mask_functions
 from flashladder.common.problem.inputs import Tensors
 from flashladder.common.problem.operations import forward
 from flashladder.common.problem.operations.forward import SINKS
 from flashladder.common.problem.problem import Problem
 
+_BLOCK_OF_4 = (128, 128)  # rows and keys that FlashAttention-4 lists for an expression
+_TORCH_WORDS = {"sqrt": torch.sqrt, "whole": torch.Tensor.int, "real": torch.Tensor.float}
 _SCORES_LIMIT = 2**32  # bytes that textbook attention may take for S
 
 
@@ -142,10 +144,10 @@ def options_of_packed(problem: Problem, starts_q: torch.Tensor, starts_k: torch.
 
 def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = tensors.q, tensors.k, tensors.v
-    options = {**options_of(problem, None), **sinks_for_4(problem, tensors), "return_lse": True}
+    options = {**options_of(problem, None), **sinks_for_4(problem, tensors), **_mask_for_4(problem, q.device)}
 
     def run() -> Output:
-        o, lse, *_ = module.flash_attn_func(q, k, v, **options)
+        o, lse, *_ = module.flash_attn_func(q, k, v, **options, return_lse=True)
         return Output(o, lse)
 
     return run
@@ -154,6 +156,20 @@ def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 def sinks_for_4(problem: Problem, tensors: Tensors) -> dict[str, Any]:
     """As FlashAttention-4 takes them."""
     return {"learnable_sink": tensors.by_name[SINKS].to(torch.bfloat16)} if problem.sinks else {}
+
+
+def _mask_for_4(problem: Problem, device: torch.device) -> dict[str, Any]:
+    """An expression as FlashAttention-4 takes it, with lists of its blocks: the causal mask is a part of it then."""
+    if not problem.mods:
+        return {}
+    cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
+    words = {"sqrt": cute.math.sqrt, "whole": lambda x: x.to(cutlass.Int32), "real": lambda x: x.to(cutlass.Float32)}
+    mask = mask_functions.function(problem, words)
+    mask.__cute_hash__ = mask_functions.source(problem)  # type: ignore[attr-defined]  # it has no file to be hashed
+    listing = import_module("flash_attn.cute.compute_block_sparsity").compute_block_sparsity
+    sizes = (each or 1 for each in mask_functions.sizes(problem))
+    lists = listing(*_BLOCK_OF_4, *sizes, problem.seqlen_q, problem.seqlen_k, mask, None, device)
+    return {"mask_mod": mask, "block_sparse_tensors": lists, "causal": False}
 
 
 def options_of(problem: Problem, everything: int | None) -> dict[str, Any]:
@@ -177,11 +193,11 @@ def sides_of(problem: Problem, everything: int | None) -> tuple[int | None, int 
 
 def _flex(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     q, k, v = _heads_first(tensors)
-    behind = problem.seqlen_k - problem.seqlen_q
     mask = None
-    if problem.causal:
-        sizes = (problem.seqlen_q, problem.seqlen_k)
-        mask = module.create_block_mask(lambda b, h, row, key: key <= row + behind, None, None, *sizes, device=q.device)
+    if problem.causal or problem.mods:
+        hidden = mask_functions.function(problem, _TORCH_WORDS)
+        sizes = (*mask_functions.sizes(problem), problem.seqlen_q, problem.seqlen_k)
+        mask = module.create_block_mask(hidden, *sizes, device=q.device)
     kernel = torch.compile(module.flex_attention, dynamic=False)
     options = {"scale": problem.softmax_scale, "enable_gqa": problem.num_heads != problem.num_heads_k}
 
@@ -193,6 +209,8 @@ def _flex(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 
 def _takes_what_others_do_not(problem: Problem) -> str | None:
     widest = Baseline.max_head_dim
+    if problem.mods:
+        return mask_functions.refusal(problem)
     return None if problem.head_dim > widest else f"is measured above head_dim {widest} alone, where others end"
 
 
@@ -325,8 +343,9 @@ BASELINES = by_name(
         package="flash-attn-4",
         install="pip install --pre flash-attn-4",
         bind=_flash_attn_4,
+        refuses=mask_functions.refusal,
         arches=(9, 10),
-        bounds=("window", "softcap", "sinks"),
+        bounds=("window", "softcap", "sinks", "mods"),
         head_dims_apart=_DEEPSEEK,
         compiles=True,
     ),
@@ -348,6 +367,7 @@ BASELINES = by_name(
         install=_TORCH,
         bind=_flex,
         refuses=_takes_what_others_do_not,
+        bounds=("mods",),
         max_head_dim=512,
         compiles=True,
     ),
