@@ -10,6 +10,7 @@ struct ModifiedScores {
     const Params &params;
     const Mask &mask;
     int batch, head;
+    float unit = ln_2;  // of scores as they are held, in natural logarithms
 
     // For the CTA's work, which assigned() finds.
     template <class Assigned>
@@ -19,11 +20,14 @@ struct ModifiedScores {
             batch = work.batch, head = work.head;
         }
     }
-    // S holds the scores, in log2, of the rows from `first_row` on and the keys from `first_key` on. If `cut`, some rows may
-    // not see all of these keys: then nothing is evaluated there. Rows behind the last one are evaluated as that one.
-    template <bool cut, int rows, int cols>
+    __device__ ModifiedScores(const Params &params_, int batch_, int head_, const Mask &mask_, float unit_)
+        : params(params_), mask(mask_), batch(batch_), head(head_), unit(unit_) {}
+    // S holds the scores of the rows from `first_row` on and the keys from `first_key` on. If `cut`, some rows may
+    // not see all of these keys: then nothing is evaluated there. Rows behind the last one are evaluated as that one. If not
+    // `hides`, the mask shows all of them. Scores that an expression gives are in log2.
+    template <bool cut, bool hides = has_mask, int rows, int cols>
     __device__ void apply(Accumulator<rows, cols> &s, int first_row, int first_key) const {
-        if constexpr (has_mask || has_score) {
+        if constexpr (hides || has_score) {
             const int before = mask.shift - 1;  // keys before the first row's own
             Place at{batch, head, 0, 0, mask.seqlen_k - before, mask.seqlen_k};
 #pragma unroll
@@ -40,8 +44,8 @@ struct ModifiedScores {
                             at.k = first_key + accumulator_col() + n * 8 + i;
                             if (cut && (at.k < begin || at.k >= end)) continue;
                             float &x = s.block[b][n][2 * h + i];
-                            if constexpr (has_score) x = Mods::score(params, at, x * ln_2) * log2_e;
-                            if constexpr (has_mask) x = Mods::mask(params, at) ? x : -INFINITY;
+                            if constexpr (has_score) x = Mods::score(params, at, x * unit) * log2_e;
+                            if constexpr (hides) x = Mods::mask(params, at) ? x : -INFINITY;
                         }
                 }
         }

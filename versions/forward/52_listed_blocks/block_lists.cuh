@@ -1,0 +1,152 @@
+// Which blocks of keys the rows of a tile see. By a mask that is an expression this is found out before attention runs: a
+// class for each block, and of the classes a list for each tile. There is one list for all heads and sequences, unless the
+// expression names them.
+#pragma once
+#include "schedule/order.cuh"
+#include "softmax/expression.cuh"
+#include "softmax/mask.cuh"
+
+// Of a tile of rows. Blocks that all its rows see whole come first, then those that some row sees in part; each in the order
+// of their keys.
+struct BlockList {
+    static constexpr int most_groups = 4;
+    int num_whole, num_blocks;
+    int ends[most_groups];  // of a warpgroup of the tile: behind the last block in the list that some of its rows sees
+    int unused[2];
+    static constexpr int words = 8;
+
+    __device__ const int *blocks() const { return reinterpret_cast<const int *>(this) + words; }
+    __device__ int *blocks() { return reinterpret_cast<int *>(this) + words; }
+};
+
+// What a warpgroup's rows see of a block.
+enum Seen : unsigned { something = 1,
+                       not_all = 2 };
+constexpr unsigned something_of_any = 0x55 * something, not_all_of_any = 0x55 * not_all;  // of a class: 2 bits a warpgroup
+
+// Where classes and lists lie.
+template <int block_m, int block_n, bool per_sequence, bool per_head>
+struct ListPlaces {
+    int num_heads, tiles, blocks;
+
+    template <class Params>
+    __device__ explicit ListPlaces(const Params &params)
+        : num_heads(params.num_heads), tiles((params.seqlen_q + block_m - 1) / block_m),
+          blocks((params.seqlen_k + block_n - 1) / block_n) {}
+
+    // The number of a list. A tile may begin where it would not fit above the one before: then it is the first.
+    __device__ int number(int sequence, int head, int first_row) const {
+        const int tile = (first_row + block_m - 1) / block_m;
+        return ((per_sequence ? sequence : 0) * (per_head ? num_heads : 1) + (per_head ? head : 0)) * tiles + tile;
+    }
+    __device__ unsigned char *classes(unsigned char *all, int number) const { return all + static_cast<long long>(number) * blocks; }
+    __device__ BlockList *list(int *all, int number) const {
+        return reinterpret_cast<BlockList *>(all + static_cast<long long>(number) * (blocks + BlockList::words));
+    }
+};
+
+// What the rows from `row` up to `end` see of the keys from `first_key` on. A whole warp asks, of a key a lane. It stops where
+// it has found both.
+template <int block_n, class Mods, class Params, class Mask>
+__device__ inline unsigned seen_of(const Params &params, const Mask &mask, Place at, int row, int end, int first_key) {
+    constexpr int together = 8;  // rows
+    bool sees = false, misses = false;
+#pragma unroll 1
+    for (; row < end; row += together) {
+#pragma unroll
+        for (int i = 0; i < together; ++i) {
+            const int here = min(row + i, end - 1), first = mask.first(here), keys = mask.keys(here);
+            at.q = here + mask.shift - 1;
+#pragma unroll
+            for (int col = 0; col < block_n; col += 32) {
+                if (col + lane_index() >= block_n) continue;
+                at.k = first_key + col + lane_index();
+                const bool is_seen = at.k >= first && at.k < keys && Mods::mask(params, at);
+                sees |= is_seen, misses |= !is_seen;
+            }
+        }
+        if (__any_sync(0xffffffff, sees) && __any_sync(0xffffffff, misses)) return something | not_all;
+    }
+    return (__any_sync(0xffffffff, sees) ? something : 0) | (__any_sync(0xffffffff, misses) ? not_all : 0);
+}
+
+// The class of block j of a tile. What the causal mask and a window hide whole is not asked.
+template <int block_n, class Mods, class Params, class Mask>
+__device__ inline unsigned class_of(const Params &params, const Mask &mask, const Place &at, int first_row, int end_row, int j) {
+    unsigned found = 0;
+    if (j >= mask.template first_block<block_n>(first_row) && j < mask.template blocks<block_n>(end_row))
+#pragma unroll 1
+        for (int row = first_row, bits = 0; row < end_row; row += warpgroup_rows, bits += 2)
+            found |= seen_of<block_n, Mods>(params, mask, at, row, min(row + warpgroup_rows, end_row), j * block_n) << bits;
+    return found;
+}
+
+// A tile's list, of its classes. A warp writes it.
+__device__ inline void write_list(BlockList &list, const unsigned char *classes, int blocks) {
+    int count = 0, ends[BlockList::most_groups] = {};
+    auto append = [&](bool whole) {
+#pragma unroll 1
+        for (int first = 0; first < blocks; first += 32) {
+            const int j = first + lane_index();
+            const unsigned found = j < blocks ? classes[j] : 0;
+            const bool is_taken = (found & something_of_any) && whole == !(found & not_all_of_any);
+            const unsigned taken = __ballot_sync(0xffffffff, is_taken);
+            const int at = count + __popc(taken & ((1u << lane_index()) - 1));
+            if (is_taken) {
+                list.blocks()[at] = j;
+#pragma unroll
+                for (int group = 0; group < BlockList::most_groups; ++group)
+                    if (found >> 2 * group & something) ends[group] = at + 1;
+            }
+            count += __popc(taken);
+        }
+    };
+    append(true);
+    if (lane_index() == 0) list.num_whole = count;
+    append(false);
+    if (lane_index() == 0) list.num_blocks = count;
+#pragma unroll
+    for (int group = 0; group < BlockList::most_groups; ++group) {
+        const int end = __reduce_max_sync(0xffffffff, ends[group]);
+        if (lane_index() == 0) list.ends[group] = end;
+    }
+}
+
+// The blocks that a work tile sees, numbered; they are taken from the last number down. Without a list these are numbers of
+// blocks of keys.
+template <int block_n, class Mask>
+struct BlocksInRange {
+    const Mask &mask;
+
+    __device__ void take(int, int, int, int = 0) {}
+    __device__ int of_tile(int end_row) const { return mask.template blocks<block_n>(end_row); }
+    __device__ int of_group(int end_row) const { return of_tile(end_row); }
+    __device__ auto lowest(int first_row) const { return mask.template first_block<block_n>(first_row); }
+    __device__ auto lowest_whole(int last_row) const { return mask.template first_plain_block<block_n>(last_row); }
+    __device__ int first_key(int j) const { return j * block_n; }
+};
+
+// With one they are places in it.
+template <int block_n, class Places>
+struct ListedBlocks {
+    const Places places;
+    int *const lists;
+    const BlockList *list;
+    int num_blocks, whole, end;  // of a warpgroup
+
+    // Of a tile, the list; and of a warpgroup of it.
+    __device__ void take(int sequence, int head, int first_row, int group = 0) {
+        list = places.list(lists, places.number(sequence, head, first_row));
+        num_blocks = list->num_blocks, whole = list->num_whole, end = list->ends[group];
+    }
+    __device__ int of_tile(int) const { return num_blocks; }
+    __device__ int of_group(int) const { return uniform(end); }
+    __device__ int num_whole() const { return uniform(whole); }
+    __device__ Zero lowest(int) const { return {}; }
+    __device__ Zero lowest_whole(int) const { return {}; }
+    __device__ int first_key(int j) const { return list->blocks()[j] * block_n; }
+
+  private:
+    // A whole warp's.
+    __device__ static int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+};
