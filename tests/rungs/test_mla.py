@@ -97,7 +97,7 @@ WIDTHS = ((512, 512), (160, 128))  # of K and V, beside 576 and 512
 
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), WIDTHS)
-@pytest.mark.parametrize("rung", ["mla/00", "mla/02", "mla/05", "mla/06", "mla/07"])
+@pytest.mark.parametrize("rung", ["mla/00", "mla/02", "mla/05", "mla/06", "mla/07", "mla/08"])
 @pytest.mark.slow
 def test_latents_of_other_widths(rung, head_dim, head_dim_v):
     """More blocks than any ring has stages."""
@@ -125,10 +125,22 @@ def test_latents_of_other_widths(rung, head_dim, head_dim_v):
         ((200,), {"sparse": True, "page_size": 24}, {"head_dim": 160, "head_dim_v": 128, "num_heads": 8}),
     ],
 )
+@pytest.mark.parametrize("rung", ["mla/07", "mla/08"])
 @pytest.mark.slow
-def test_rows_that_a_warpgroup_reads(lengths, options, sizes):
+def test_rows_that_a_warpgroup_reads(rung, lengths, options, sizes):
     """NaN where no key is, in rows of 656 bytes too; a list's end may be followed by anything."""
-    emulated(catalog.find("mla/07"), problem(lengths, options, **sizes), make=build_one)
+    emulated(catalog.find(rung), problem(lengths, options, **sizes), make=build_one)
+
+
+@pytest.mark.parametrize("options", [{"fp8_rows": True}, {"fp8_rows": True, "sparse": True}, {"sparse": True}])
+@pytest.mark.slow
+def test_one_producer_copies_all_rows(options):
+    """Without a deadlock: what it waits for is never multiplied with beside a block that it has yet to fill."""
+    version, task = catalog.find("mla/08"), problem((330,), {"num_splits": 1} | options)
+    asked = dict(version.config_for(task).items) | {"num_producers": 1, "prefetch": False}
+    tensors = make_inputs(task)
+    on_emulator(build_one(version, version.config(**asked), "sm_90a"), task, tensors)
+    verify(expect(task, tensors), tensors.outputs, tensors.buffers).require(version.name)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
@@ -291,16 +303,32 @@ def test_products_that_are_not_waited_for_are_not_built(tmp_path, monkeypatch, l
         ("mla/07", "kernel.cu", "__syncthreads();  // the barriers", "race on|nobody has written|barrier"),
         ("mla/07", "kernel.cu", "ring.release(at);", "deadlock"),
         ("mla/07", "kernel.cu", "wait_for_dependency();  // the parts", "before which combine may begin"),
-        ("mla/07", "row_ring.cuh", "ring.empty[at.stage].wait(at.parity);", "nobody has yet seen the end of the last"),
-        ("mla/07", "row_ring.cuh", "fence_proxy_async();  // before wgmma", "fence.proxy.async"),
-        ("mla/07", "row_ring.cuh", "__syncwarp();         // every lane", "together|race on"),
+        (
+            "mla/07",
+            "row_reader.cuh",
+            "ring.empty[at.stage].wait(at.parity);",
+            "nobody has yet seen the end of the last",
+        ),
+        ("mla/07", "row_reader.cuh", "fence_proxy_async();  // before wgmma", "fence.proxy.async"),
+        ("mla/07", "row_reader.cuh", "__syncwarp();         // every lane", "together|race on"),
+        ("mla/08", "kernel.cu", "ring.wait(at);", "race on|nobody has written|in flight"),
+        ("mla/08", "kernel.cu", "ring.release(at);", "deadlock"),
+        (
+            "mla/08",
+            "row_copier.cuh",
+            "ring.empty[to.stage].wait(to.parity);",
+            "nobody has yet seen the end of the last|race on",
+        ),
+        ("mla/08", "row_copier.cuh", "cp_async_wait<ahead>();", "in flight"),
+        ("mla/08", "row_copier.cuh", "fence_proxy_async();  // before wgmma", "fence.proxy.async"),
+        ("mla/08", "row_copier.cuh", "__syncwarp();         // every lane", "together|race on"),
         ("mla/06", "kernel.cu", "cluster_sync();  // the parts are there", "race on|cluster|deadlock"),
     ],
 )
 @pytest.mark.slow
 def test_what_passes_between_warps_is_waited_for(tmp_path, monkeypatch, rung, file, old, message):
     task = problem((200,), {"num_splits": 2 if rung == "mla/05" else 1})
-    if rung == "mla/07":
+    if rung in ("mla/07", "mla/08"):
         task = problem((400,), {"num_splits": 2, "fp8_rows": True, "sparse": True})
     if rung == "mla/06":
         task = problem((10, 10))

@@ -62,6 +62,11 @@ __device__ inline void bulk_load(void *shared, const void *global, int bytes, Mb
                  : "memory");
 }
 
+// Asks L2 for such bytes, which will be read soon.
+__device__ inline void bulk_prefetch(const void *global, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // Starts copying a box from shared memory to a tensor; what lies outside of the tensor is left out. The shared memory was
 // written by ordinary code, so `fence_proxy_async` comes before.
 __device__ inline void tma_store(const TensorMapBytes &map, const void *shared, int column, int row, int head, int batch) {

@@ -13,11 +13,11 @@
 //     both_groups    Q is there for both groups; and at the end, the sums of all keys are
 //     has_passed     of a group: its P and m are there for the other one
 #include "config.cuh"
-#include "decode/cuda/parts_of_sequence.cuh"
+#include "decode/cuda/equal_parts.cuh"
 #include "passed_softmax.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
-#include "row_ring.cuh"
+#include "row_reader.cuh"
 
 using namespace config;
 
@@ -52,16 +52,6 @@ FLASHLADDER_KERNEL(attention_mla, RowParams,
 __device__ inline LatentPart<rows, block_n, causal, RowParams> part_of(const RowParams &params, const Part &blocks) {
     const int number = cta_index().y / params.num_heads_k, head_k = cta_index().y - number * params.num_heads_k;
     return {params, blocks.sequence, head_k, number, blocks.first_block(0), blocks.first_block(1)};
-}
-
-// Hides the keys that are not there, whose bits are 0: -inf in S.
-template <int keys>
-__device__ inline void hide_rows(Accumulator<16, keys> &s, uint2 there) {
-#pragma unroll
-    for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (!((n < 4 ? there.x : there.y) >> (n % 4 * 8 + i % 2) & 1)) s.block[0][n][i] = -INFINITY;
 }
 
 extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
@@ -184,25 +174,4 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         done.store(partials, softmax, o, group * group_cols, head_dim_v);
 }
 
-// A warp combines 64 columns of a row. The warps of all CTAs share out what there is of sequences that are cut, as many
-// CTAs as run at once: where no sequence is cut, they are gone soon.
-constexpr int combine_warps = 4, combine_ctas = 8;  // of an SM
-constexpr int slice = 64, slices = head_dim_v / slice;
-FLASHLADDER_KERNEL(combine, SplitParams,
-                   Launch{combine_warps * 32}.over("min(2 * batch * seqlen_q * num_heads, 8 * 132)", "1", "1").dependent());
-
-extern "C" __global__ void __launch_bounds__(combine_warps * 32, combine_ctas)
-    combine(const __grid_constant__ SplitParams params, const __grid_constant__ Partials partials) {
-    const int rows_of_one = params.seqlen_q * params.num_heads;
-    int item = blockIdx.x * combine_warps + uniform_warp_index();  // of a sequence's; behind its last one come the next one's
-    each_cut_sequence<block_n, one_wave>(params, [&](int sequence, Parts parts) {
-        wait_for_dependency();  // the parts are there
-        for (; item < rows_of_one * slices; item += gridDim.x * combine_warps) {
-            const int row = item / slices;
-            combine_parts<head_dim_v, slice>(params, partials, parts, sequence, row % params.num_heads,
-                                             row / params.num_heads, item % slices * slice, lse_of_no_key);
-        }
-        item -= rows_of_one * slices;
-    });
-    wait_for_dependency();  // when this kernel has ended, so has the other one
-}
+#include "sliced_combine.cuh"  // the second kernel
