@@ -302,7 +302,7 @@ def test_products_that_are_not_waited_for_are_not_built(tmp_path, monkeypatch, l
         ("mla/07", "kernel.cu", "__syncwarp();  // every lane", "no __syncwarp lies between"),
         ("mla/07", "kernel.cu", "__syncthreads();  // the barriers", "race on|nobody has written|barrier"),
         ("mla/07", "kernel.cu", "ring.release(at);", "deadlock"),
-        ("mla/07", "kernel.cu", "wait_for_dependency();  // the parts", "before which combine may begin"),
+        ("mla/07", "sliced_combine.cuh", "wait_for_dependency();  // the parts", "before which combine may begin"),
         (
             "mla/07",
             "row_reader.cuh",
