@@ -194,7 +194,7 @@ def _window(rng, causal):
 
 def problem_for(rng, rung, config, longest):
     """A problem that the rung takes so configured."""
-    if rung in ANY_LENGTH:
+    if rung in (*ANY_LENGTH, *OF_MODS):
         return draw(rng, longest, **{"causal": False} | decided(config))
     tiles = {name: getattr(rung.supports, name) for name in ("seqlen_q", "seqlen_k")}
     lengths = {
