@@ -54,7 +54,8 @@ LATENTS = {"operation": "mla", "head_dim": 576, "head_dim_v": 512, "num_heads_k"
         ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024}, H100, "decode/13"),
         ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 32768}, H100, "decode/13"),
         ({"num_heads": 16, "num_heads_k": 16, "seqlen_k": 32768}, H100, "decode/07"),
-        ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024, "batch": 8}, H100, "decode/07"),
+        ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024, "batch": 8}, H100, "decode/13"),
+        ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 4096, "batch": 8}, H100, "decode/07"),
         ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024, "options": {"num_splits": 4}}, H100, "decode/07"),
         ({"num_heads": 32, "num_heads_k": 8, "seqlen_k": 1024}, A100, "decode/06"),
         ({"head_dim": 96, "seqlen_k": 1024}, A100, "decode/10"),
@@ -67,8 +68,13 @@ LATENTS = {"operation": "mla", "head_dim": 576, "head_dim_v": 512, "num_heads_k"
         ({"options": {"packed_q": True}, "seqlen_k": 99, "head_dim": 80, "sinks": True}, A100, "decode/15"),
         ({"options": {"fp8_cache": True, "new_keys": True}, "seqlen_k": 1024}, H100, "decode/14"),
         ({"options": {"tree": True}, "seqlen_k": 1024, "seqlen_q": 8, "causal": True}, H100, "decode/10"),
+        ({"num_heads": 16, "num_heads_k": 16, "seqlen_k": 1024, "batch": 64}, H100, "decode/13"),
+        ({"num_heads": 16, "num_heads_k": 16, "seqlen_k": 1024, "batch": 2}, H100, "decode/07"),
         ({"sinks": True, "num_heads": 64, "num_heads_k": 8, "head_dim": 64, "seqlen_k": 1024}, H100, "decode/13"),
         ({**LATENTS, "num_heads": 128, "seqlen_k": 32768, "batch": 64, "options": {"paged": True}}, H100, "mla/05"),
+        ({**LATENTS, "num_heads": 128, "seqlen_k": 8192, "batch": 32, "options": {"paged": True}}, H100, "mla/06"),
+        ({**LATENTS, "num_heads": 64, "seqlen_k": 8192, "batch": 32, "options": {"paged": True}}, H100, "mla/05"),
+        ({**LATENTS, "num_heads": 64, "seqlen_k": 1024, "options": {"sparse": True}}, H100, "mla/08"),
     ],
 )
 def test_which_rung_calls_launch(sizes, card, rung):
@@ -125,8 +131,8 @@ def test_a_winner_is_for_its_class_of_sizes(tuned):
 
 
 def test_no_winner_launches_a_rung_that_is_no_rival_for_the_problem(tuned):
-    """Decode/13 is for one sequence, by `when`."""
-    problem = Problem(**ONE, seqlen_k=1024, batch=8)
+    """Decode/13 is for few keys where there are several sequences, by `when`."""
+    problem = Problem(**ONE, seqlen_k=4096, batch=8)
     tuned("decode/07", problem, 2.0)
     tuned("decode/13", problem, 3.0)
     assert catalog.choice(problem, H100)[0].address == "decode/07"
