@@ -161,11 +161,18 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         } else {
             auto next = at;
             next.advance();
+            // With two stages the other block is done with before the next one has to be there: one of them is filled while
+            // the groups multiply with the other.
+            constexpr bool in_turn = Ring::stages == 2;
+            if (in_turn) {
+                start_other_sum();
+                end_sum();
+            }
             start_scores(next);
             wait_for(s);
-            start_other_sum();
+            if (!in_turn) start_other_sum();
             const float2 factor = pass(first + block_n, next);
-            end_sum();
+            if (!in_turn) end_sum();
             start_own_sum(factor);
             end_sum();
         }

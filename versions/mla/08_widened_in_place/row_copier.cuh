@@ -27,7 +27,7 @@ struct RowCopier {
     // Fills the blocks of a part that are the group's. Copies of the next blocks are on their way where the ring has room.
     template <class Part, class Ring>
     __device__ void fill(const Part &part, Ring &ring, int group) {
-        // No copy may wait for a block that is multiplied with beside one that has not come yet: groups have two at a time.
+        // With six stages groups have two blocks at a time: no copy may wait for one of them before the other has come.
         constexpr int ahead = (Ring::stages - 2) / producers / 2, stride = producers * Tile::rows;
         auto to = ring.producer();
         for (int i = 0; i < group; ++i) to.advance();
@@ -101,20 +101,27 @@ struct RowCopier {
         }
     }
 
-    // Widens what the lane has copied. What it does next is loaded meanwhile.
+    // Widens what the lane has copied. The next pieces are loaded meanwhile, as shared memory is slow where products read it.
     __device__ void widen(const WarpScales &scales, uint32_t block) const {
         if constexpr (in_8_bits) {
+            constexpr int depth = config::pieces_ahead + 1;
             const uint32_t from = block + own_place();
-            auto load = [&](int piece) { return load_shared_16(moved(from, row_of_piece(piece), 0, piece % 2 * cols)); };
-            uint4 found[2] = {load(0)};
+            uint4 found[depth];
+            float scale[depth];
+            auto load = [&](int piece) {
+                const int row = row_of_piece(piece), col = piece % 2 * cols;
+                found[piece % depth] = load_shared_16(moved(from, row, 0, col));
+                scale[piece % depth] = scales.of(row / 8, row % 8 + lane / 4 % 2, col / 128 + lane / 16);
+            };
+#pragma unroll
+            for (int piece = 0; piece < depth - 1; ++piece) load(piece);
 #pragma unroll
             for (int piece = 0; piece < pieces; ++piece) {
-                const uint4 sixteen = found[piece % 2];
-                if (piece + 1 < pieces) found[(piece + 1) % 2] = load(piece + 1);
+                if (piece + depth - 1 < pieces) load(piece + depth - 1);
+                const uint4 sixteen = found[piece % depth];
                 const int row = row_of_piece(piece), col = piece % 2 * cols;
-                const float scale = scales.of(row / 8, row % 8 + lane / 4 % 2, col / 128 + lane / 16);
-                store_shared_16(moved(from, row, 0, col), widened<T>(uint2{sixteen.x, sixteen.y}, scale));
-                store_shared_16(moved(from, row, 1, col), widened<T>(uint2{sixteen.z, sixteen.w}, scale));
+                store_shared_16(moved(from, row, 0, col), widened<T>(uint2{sixteen.x, sixteen.y}, scale[piece % depth]));
+                store_shared_16(moved(from, row, 1, col), widened<T>(uint2{sixteen.z, sixteen.w}, scale[piece % depth]));
             }
         }
     }
