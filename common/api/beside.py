@@ -14,7 +14,8 @@ from flashladder.common.expression import Mods
 def of_sinks(
     options: Options, o: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
 ) -> torch.Tensor:
-    """(heads,): a sink takes the share exp(sink - LSE) of each row's weights; dLSE pulls it up, dO O pushes it down."""
+    """(heads,), by torch, for where no kernel runs: a sink takes the share exp(sink - LSE) of each row's weights; dLSE
+    pulls it up, dO O pushes it down."""
     share = (options.tensors["sinks"][:, None] - lse).exp()
     pushed = (dout.float() * o).sum(-1).masked_fill((o == 0).all(-1), 0)  # of a row without keys, whose dO may be NaN
     pull = -pushed.transpose(1, 2).reshape(lse.shape)  # packed, lse has no batch
@@ -22,7 +23,12 @@ def of_sinks(
     if options.cu_seqlens_q is not None:
         row = torch.arange(lse.shape[-1], device=lse.device)
         pulled = pulled.masked_fill(row >= options.cu_seqlens_q[-1], 0)  # of no sequence; dO and dLSE may be NaN there
-    return pulled.sum((-1,) if lse.dim() == 2 else (0, -1))
+    return summed(pulled)
+
+
+def summed(pulls: torch.Tensor) -> torch.Tensor:
+    """(heads,), the gradient of sinks, of what each row adds to it."""
+    return pulls.sum((-1,) if pulls.dim() == 2 else (0, -1))  # packed, there is no batch
 
 
 def no_sums(options: Modified) -> dict[str, torch.Tensor]:

@@ -29,7 +29,8 @@ OPERATION = "backward"
 planned: dict[bytes, tuple[Any, ...]] = {}
 
 _Gradients = tuple[Any, ...]  # each a tensor or None; of what expressions read a list of such
-_INPUTS, _GRADIENTS = ("q", "k", "v"), ("dq", "dk", "dv")
+_INPUTS = ("q", "k", "v")
+_TRAINED = (*_INPUTS, "sinks")  # in the order of their gradients
 _READ = "read"
 _PLAIN = (*_INPUTS, "causal", "softmax_scale", "version", "lse")  # what operators take, by name
 _GENERAL, _MODIFIED = (
@@ -42,7 +43,7 @@ for _name, _schema, _more in (
 ):
     LIBRARY.define(
         f"{_name}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
-        f"{_schema}, bool wants_dq, bool wants_dkv) -> (Tensor, Tensor, Tensor{_more})",
+        f"{_schema}, bool wants_dq, bool wants_dkv, bool wants_dsinks) -> (Tensor, Tensor, Tensor, Tensor{_more})",
         tags=operator.STRIDES,
     )
 
@@ -197,24 +198,22 @@ def _differentiate(
     if wants_read:
         options = options.asking(wants_read)
         wants_read = options.asked
-    if any(wanted[name] for name in _INPUTS) or any(wants_read):
-        asked = wanted["q"], wanted["k"] or wanted["v"]
+    asked = wanted["q"], wanted["k"] or wanted["v"], wanted.get("sinks", False)
+    if any(asked) or any(wants_read):
         computed = compute_gradients(dout, q, k, v, o, lse, dlse, options, *asked)
-        found |= {name: x for name, x in zip(_INPUTS, computed, strict=False) if wanted[name]}
+        found |= {name: x for name, x in zip(_TRAINED, computed, strict=False) if wanted.get(name)}
         if wants_read:
-            found[_READ] = [x if is_wanted else None for x, is_wanted in zip(computed[3], wants_read, strict=True)]
-    if wanted.get("sinks"):
-        found["sinks"] = beside.of_sinks(options, o, lse, dout, dlse)
+            found[_READ] = [x if is_wanted else None for x, is_wanted in zip(computed[-1], wants_read, strict=True)]
     return tuple(found.values())
 
 
 def compute_gradients(*given: Any) -> tuple[Any, ...]:
     """As `_compute`; by an operator where somebody looks on. node.cpp calls it too."""
-    *tensors, options, wants_dq, wants_dkv = given
+    *tensors, options, wants_dq, wants_dkv, wants_dsinks = given
     if torch.is_grad_enabled() or are_observed(*tensors[:6]) or gradients.are_batched(tensors[0], tensors[6]):
         named = torch.ops.flashladder
         by = named.attention_modified_backward if isinstance(options, Modified) else named.attention_backward
-        computed: tuple[Any, ...] = by(*tensors, *options.flat(), wants_dq, wants_dkv)
+        computed: tuple[Any, ...] = by(*tensors, *options.flat(), wants_dq, wants_dkv, wants_dsinks)
         return computed
     return _compute(*given)
 
@@ -299,33 +298,71 @@ def _compute(
     options: Options,
     wants_dq: bool,
     wants_dkv: bool,
+    wants_dsinks: bool,
 ) -> tuple[Any, ...]:
-    """dQ, dK and dV, strided as Q, K and V are where the last of these is 1. Rows and keys of no sequence have zeros.
+    """dQ, dK and dV, strided as Q, K and V are where the last of these is 1, and the gradient of sinks, (heads,) fp32.
     With expressions, behind them those of the tensors that are read, in a list.
 
-    One that is not wanted has no elements.
+    Rows and keys of no sequence have zeros. One that is not wanted has no elements.
     """
-    if options.documents is not None:
+    launches = _launches(options, wants_dq, wants_dkv)
+    if launches and options.documents is not None:
         padding, options = documents.taken_out(options, q)
         if padding is not None:
-            return _compute_packed(padding, (dout, q, k, v, o), lse, dlse, options, wants_dq, wants_dkv)
+            return _compute_packed(padding, (dout, q, k, v, o), lse, dlse, options, wants_dq, wants_dkv, wants_dsinks)
     wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
-    outputs = tuple([_gradient_like(tensor) if is_wanted else None for tensor, is_wanted in wanted])
-    starts = options.cu_seqlens_q, options.cu_seqlens_k
-    inputs = q, k, v, o, dout, lse, *starts, options.alibi_slopes, dlse, options.rng_state  # in the operation's order
-    asked = *options.numbers, _are_same_bits(options.deterministic), wants_dq, wants_dkv
+    outputs = [_gradient_like(tensor) if is_wanted else None for tensor, is_wanted in wanted]
     sums = beside.no_sums(options) if isinstance(options, Modified) else {}
+    pulls = None
+    if wants_dsinks and launches and q.numel() and k.numel() and not options.is_blind(q, k):
+        pulls = torch.empty_like(lse, memory_format=torch.contiguous_format)  # what each row adds
+    if launches:
+        _launch(dout, q, k, v, o, lse, dlse, options, outputs, pulls, sums)
+    dsinks = None
+    if pulls is not None:
+        dsinks = beside.summed(pulls)
+    elif wants_dsinks:
+        dsinks = beside.of_sinks(options, o, lse, dout, dlse)
+    computed = tuple([q.new_empty(0) if x is None else x for x in (*outputs, dsinks)])
+    return (*computed, beside.of_read(options, sums)) if isinstance(options, Modified) else computed
+
+
+def _launches(options: Options, wants_dq: bool, wants_dkv: bool) -> bool:
+    """Whether kernels run: not where sinks alone want a gradient."""
+    return wants_dq or wants_dkv or (isinstance(options, Modified) and any(options.asked))
+
+
+def _launch(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    options: Options,
+    gradients: list[torch.Tensor | None],
+    pulls: torch.Tensor | None,
+    sums: dict[str, torch.Tensor],
+) -> None:
+    """Has kernels write the gradients of Q, K and V, what rows add to that of sinks, and sums of what is read."""
+    wants_dq, wants_dkv = gradients[0] is not None, gradients[1] is not None
+    outputs = (*gradients,) if pulls is None else (*gradients, pulls)
+    sinks = None if pulls is None else options.sinks
+    starts = options.cu_seqlens_q, options.cu_seqlens_k
+    # In the operation's order
+    inputs = q, k, v, o, dout, lse, *starts, options.alibi_slopes, dlse, sinks, options.rng_state
+    asked = *options.numbers, _are_same_bits(options.deterministic), wants_dq, wants_dkv
     cpp = None if isinstance(options, Modified) else operator.in_cpp()
     if not (cpp and cpp.launched(operator.onlookers, planned, inputs, asked, outputs)):
-        problem = problem_of(q, k, v, options, dlse=dlse is not None, wants_dq=wants_dq, wants_dkv=wants_dkv)
+        of_pass = {"dlse": dlse is not None, "dsinks": pulls is not None, "wants_dq": wants_dq, "wants_dkv": wants_dkv}
+        problem = problem_of(q, k, v, options, **of_pass)
         _require(problem, q.device)
         tensors = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse, "dlse": dlse}
-        tensors |= {**options.tensors, **dict(zip(_GRADIENTS, outputs, strict=True)), **sums}
+        tensors |= {**options.tensors, **{f"d{x}": to for x, to in zip(_TRAINED, outputs, strict=False)}, **sums}
         found = operator.launch(problem, tensors, is_blind=options.is_blind(q, k))
         if found and not operator.clears(problem, found) and not isinstance(options, Modified):
             operator.remember(planned, found.call, problem, inputs, asked)
-    computed = tuple([q.new_empty(0) if x is None else x for x in outputs])
-    return (*computed, beside.of_read(options, sums)) if isinstance(options, Modified) else computed
 
 
 def _compute_packed(
@@ -342,10 +379,11 @@ def _compute_packed(
     sums, dsums = (None if x is None else padding.rows.pack(x.mT).T.contiguous() for x in (lse, dlse))
     assert sums is not None
     found = _compute(dout, q, k, v, o, sums, dsums, options, *wanted)
-    return tuple(
+    unpacked = [
         part.unpack(gradient[0], _gradient_like(x)) if gradient.numel() else gradient
-        for part, gradient, x in zip(parts[1:4], found, tensors[1:4], strict=True)
-    )
+        for part, gradient, x in zip(parts[1:4], found[:3], tensors[1:4], strict=True)
+    ]
+    return *unpacked, *found[3:]
 
 
 def _gradient_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -356,13 +394,13 @@ def _gradient_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _attention_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    dout, q, k, v, o, lse, dlse, *options, wants_dq, wants_dkv = arguments
-    return _compute(dout, q, k, v, o, lse, dlse, Options(*options), wants_dq, wants_dkv)
+    dout, q, k, v, o, lse, dlse, *options, wants_dq, wants_dkv, wants_dsinks = arguments
+    return _compute(dout, q, k, v, o, lse, dlse, Options(*options), wants_dq, wants_dkv, wants_dsinks)
 
 
 def _attention_modified_backward(*arguments: Any) -> tuple[Any, ...]:
-    dout, q, k, v, o, lse, dlse, *options, wants_dq, wants_dkv = arguments
-    return _compute(dout, q, k, v, o, lse, dlse, Modified(*options), wants_dq, wants_dkv)
+    dout, q, k, v, o, lse, dlse, *options, wants_dq, wants_dkv, wants_dsinks = arguments
+    return _compute(dout, q, k, v, o, lse, dlse, Modified(*options), wants_dq, wants_dkv, wants_dsinks)
 
 
 for _device in ("CPU", "CUDA"):
@@ -371,25 +409,27 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("flashladder::attention_backward", lib=LIBRARY)
-def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> tuple[torch.Tensor, ...]:
-    wants_dq, wants_dkv = more[-2:]
+def _fake(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> tuple[Any, ...]:
+    wants_dq, wants_dkv, wants_dsinks = more[-3:]
     wanted = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv))
-    return tuple(_gradient_like(tensor) if is_wanted else q.new_empty(0) for tensor, is_wanted in wanted)
+    made = [_gradient_like(tensor) if is_wanted else q.new_empty(0) for tensor, is_wanted in wanted]
+    return *made, q.new_empty(q.shape[2], dtype=torch.float32) if wants_dsinks else q.new_empty(0)
 
 
 @torch.library.register_fake("flashladder::attention_modified_backward", lib=LIBRARY)
 def _(*arguments: Any) -> tuple[Any, ...]:
-    _, q, k, v, _, _, _, *given, wants_dq, wants_dkv = arguments
-    options = Modified(*given)
-    wanted, read = ((q, wants_dq), (k, wants_dkv), (v, wants_dkv)), zip(options.read, options.asked, strict=True)
-    of_read = [torch.empty_like(x) if is_asked else x.new_empty(0) for x, is_asked in read]
-    return *(_gradient_like(x) if is_wanted else q.new_empty(0) for x, is_wanted in wanted), of_read
+    options = Modified(*arguments[7:-3])
+    read = zip(options.read, options.asked, strict=True)
+    return *_fake(*arguments), [torch.empty_like(x) if is_asked else x.new_empty(0) for x, is_asked in read]
 
 
 @flops.formula("attention_backward", "attention_modified_backward")
 def _(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> int:
-    options = more[3 : 3 + len(dataclasses.fields(Options))]
-    return 2 * operator.pairs(q, k, Options(*options)) * (3 * q.shape[3] + 2 * v.shape[3])
+    _, _, _, *given, wants_dq, wants_dkv, _ = more
+    options = (Options if len(given) == len(dataclasses.fields(Options)) else Modified)(*given)
+    if not _launches(options, wants_dq, wants_dkv):
+        return 0
+    return 2 * operator.pairs(q, k, options) * (3 * q.shape[3] + 2 * v.shape[3])
 
 
 def _refuse_again(ctx: Any, *_: Any) -> _Gradients:

@@ -20,7 +20,7 @@ from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime import launch
 
 Piece = tuple[Problem, dict[str, torch.Tensor]]
-_OF_ROWS = ("q", "o", "lse", "dout", "dlse", "dq")  # tensors of packed sequences that have the rows of Q
+_OF_ROWS = ("q", "o", "lse", "dout", "dlse", "dq", "dsinks")  # tensors of packed sequences that have the rows of Q
 _OF_KEYS = ("k", "v", "dk", "dv")
 
 

@@ -105,7 +105,7 @@ class _Ring:
             given = dout[:, rows], q[:, rows], k_here[:, keys], v_here[:, keys], o[:, rows], lse[..., rows].contiguous()
             dlse_here = None if dlse is None else dlse[..., rows].contiguous()
             asked = replace(self.options, causal=masked).flat()
-            parts = _gradients(*given, dlse_here, *asked, True, True)
+            parts = _gradients(*given, dlse_here, *asked, True, True, False)
             dq[:, rows] += parts[0]
             if arriving:  # the sums of the keys that are here, by the ranks that had them before
                 _wait(arriving)

@@ -134,7 +134,7 @@ struct AttentionBackward : torch::autograd::Node {
 
         variable_list found{gradient_like(q, wants_dq), gradient_like(k, wants_dkv), gradient_like(v, wants_dkv)};
         const Owned inputs = packed(wrapped(q), wrapped(k), wrapped(v), wrapped(o), wrapped(dout), wrapped(lse), nothing(),
-                                    nothing(), nothing(), wrapped(dlse), nothing());
+                                    nothing(), nothing(), wrapped(dlse), nothing(), nothing());
         const Owned outputs = packed(wrapped(found[0]), wrapped(found[1]), wrapped(found[2]));
         const Owned of_call(held(numbers)), of_pass = packed(truth(deterministic || of_all), truth(wants_dq), truth(wants_dkv));
         const Owned asked = owned(PySequence_Concat(of_call.get(), of_pass.get()));
@@ -147,7 +147,7 @@ struct AttentionBackward : torch::autograd::Node {
     variable_list compute(const std::array<Tensor, 5> &kept, const Tensor &dout, const Tensor &dlse, bool wants_dq, bool wants_dkv) {
         const auto &[q, k, v, o, lse] = kept;
         const Owned arguments = packed(wrapped(dout), wrapped(q), wrapped(k), wrapped(v), wrapped(o), wrapped(lse), wrapped(dlse),
-                                       Owned(held(options)), truth(wants_dq), truth(wants_dkv));
+                                       Owned(held(options)), truth(wants_dq), truth(wants_dkv), truth(false));
         const Owned done = owned(PyObject_CallObject(named(gradients_name).get(), arguments.get()));
         Tensor dq, dk, dv;
         for (Py_ssize_t i = 0; auto *each : {&dq, &dk, &dv}) *each = THPVariable_Unpack(PyTuple_GET_ITEM(done.get(), i++));

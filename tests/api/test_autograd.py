@@ -188,11 +188,12 @@ def test_torch_compiles_both_passes(device):
 def test_its_operators_are_what_torch_expects(device):
     _, tensors, inputs = drawn(device, seqlen_q=8, seqlen_k=8)
     o, lse = (tensors.by_name[name] for name in ("o", "lse"))
-    given = tensors.dout, *(tensor.detach() for tensor in inputs), o, lse, None, *Options().flat()
-    for wanted in ((True, True), (True, False), (False, True)):
+    options = Options(sinks=torch.zeros(2, device=device))
+    given = tensors.dout, *(tensor.detach() for tensor in inputs), o, lse, None, *options.flat()
+    for wanted in ((True, True, True), (True, False, False), (False, True, True), (False, False, True)):
         torch.library.opcheck(torch.ops.flashladder.attention_backward.default, (*given, *wanted))
         made = torch.ops.flashladder.attention_backward(*given, *wanted)
-        assert [bool(gradient.numel()) for gradient in made] == [wanted[0], wanted[1], wanted[1]]
+        assert [bool(gradient.numel()) for gradient in made] == [wanted[0], wanted[1], wanted[1], wanted[2]]
     fake = [tensor.detach().to("meta").requires_grad_() for tensor in inputs]
     flashladder.attention(*fake).sum().backward()
     assert fake[0].grad.is_meta

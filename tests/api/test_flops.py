@@ -19,7 +19,11 @@ def counted(call, *tensors):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"window": (3, 0), "softcap": 2.0}], ids=["plain", "general"])
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": True}, {"window": (3, 0), "softcap": 2.0}, {"score": "s * 2"}],
+    ids=["plain", "general", "expressions"],
+)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.slow
 def test_both_passes_count(options, device):

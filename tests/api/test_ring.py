@@ -54,7 +54,8 @@ def exactly(q, k, v, *, causal, softmax_scale, return_lse, version):
 
 def gradients_exactly(dout, q, k, v, o, lse, dlse, *options):
     """What a backward rung would give of the keys that it is given, by the textbook, under a log-sum-exp of more."""
-    causal, scale = Options(*options[:-2]).causal, Options(*options[:-2]).softmax_scale
+    *options, _, _, _ = options  # of which gradients are wanted
+    causal, scale = Options(*options).causal, Options(*options).softmax_scale
     groups = q.shape[2] // k.shape[2]
     q, dout, o = (x.double().transpose(1, 2) for x in (q, dout, o))
     k, v = (x.double().transpose(1, 2).repeat_interleave(groups, 1) for x in (k, v))

@@ -128,6 +128,8 @@ def test_torchs_own_operators_take_the_arguments(on_hopper):
     [
         ("fa2", CASES["- softcap, gradient of the log-sum-exp"], "is asked for no softcap here"),
         ("fa2", {"seqlen_q": 20, "options": {"dlse": True}}, "takes no gradient of the log-sum-exp"),
+        ("fa2", {"seqlen_q": 20, "options": {"dsinks": True}}, "takes no gradient of sinks"),
+        ("fa4", {"seqlen_q": 20, "options": {"dsinks": True}}, "takes no gradient of sinks"),
         ("fa2", CASES["- head_dim_v"], "takes no head_dim_v of 128 with a head_dim of 192"),
         ("cudnn", CASES["packed"], "takes no packed sequences"),
         ("cudnn", CASES["same bits"], "takes no promise of the same bits each time"),

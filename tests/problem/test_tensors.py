@@ -34,6 +34,7 @@ LATENT = {"operation": "mla", "seqlens_k": (5, 9), "seqlen_q": 1, "head_dim": 96
             "dq",
             "",
         ),
+        ({"operation": "backward", "options": {"dsinks": True}}, "q k v o dout lse sinks", "dq dk dv dsinks", ""),
         (CACHE, "q k_cache v_cache cache_seqlens", "o lse", ""),
         (
             {**CACHE, "alibi": True, "options": {**OF_CACHE, "paged": True}},

@@ -25,6 +25,7 @@ from flashladder.tests.support.backward_rungs import (
     NINETY_SIX,
     RUNGS,
     SAME_BITS,
+    SINKS_TOO,
     TILE_LATE,
     WIDE,
     WITH_DROPOUT,
@@ -123,6 +124,8 @@ def test_each_rung_is_right(rung):
         {"seqlen_q": 70, "softcap": 0.5, "causal": True, "softmax_scale": 1.0},
         {"batch": 2, "seqlen_q": 70, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "alibi": True},
         {"seqlen_q": 70, "num_heads": 2, "batch": 2, "options": {"dlse": True}},
+        {"seqlen_q": 70, "num_heads": 2, "batch": 2, "causal": True, "dropout_p": 0.3, "options": SINKS_TOO},
+        {"seqlens_q": (70, 0, 33), "seqlens_k": (20, 10, 33), "causal": True, "num_heads": 2, "options": SINKS_TOO},
         {"head_dim": 256, "seqlen_q": 40, "softcap": 2.0, "alibi": True, "causal": True},
         {"seqlens_q": (70, 0, 33, 1, 64), "seqlens_k": (20, 10, 33, 0, 200), "causal": True, "num_heads": 2},
         {"seqlens_q": (3, 130), "seqlens_k": (140, 9), "num_heads": 2, "num_heads_k": 1, "window_left": 30, **ALL_ELSE},
@@ -142,7 +145,7 @@ def test_the_general_rungs_take_any(sizes):
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"head_dim": 96, "seqlen_q": 90, "seqlen_k": 133, "dtype": "fp16", "options": {"dlse": True}},
+        {"head_dim": 96, "seqlen_q": 90, "seqlen_k": 133, "dtype": "fp16", "options": SINKS_TOO},
         {"seqlen_q": 150, "seqlen_k": 300, "num_heads": 2, "num_heads_k": 1, "window_left": 5, "window_right": 9},
         {"head_dim": 128, "seqlen_q": 20, "seqlen_k": 300, "causal": True, "window_left": 40, "dtype": "fp16"},
         {"head_dim": 128, "seqlen_q": 70, "softcap": 0.5, "causal": True, "softmax_scale": 1.0},
@@ -153,7 +156,14 @@ def test_the_general_rungs_take_any(sizes):
         {"seqlen_q": 200, "seqlen_k": 300, "window_left": 90, "causal": True, "num_heads": 2, "dropout_p": 0.5},
         {"head_dim": 128, "seqlen_q": 100, "seqlen_k": 150, "causal": True, "options": {"wants_dq": False}},
         {"seqlen_q": 150, "seqlen_k": 100, "softcap": 5.0, "options": {"wants_dkv": False}},
-        {"head_dim": 72, "head_dim_v": 40, "seqlens_q": (100, 0, 130), "seqlens_k": (90, 1, 200), "num_heads": 2},
+        {
+            "head_dim": 72,
+            "head_dim_v": 40,
+            "seqlens_q": (100, 0, 130),
+            "seqlens_k": (90, 1, 200),
+            "num_heads": 2,
+            "options": SINKS_TOO,
+        },
         {"head_dim": 128, "head_dim_v": 64, "seqlen_q": 20, "seqlen_k": 400, "causal": True, "window_left": 30},
     ],
     ids=str,
@@ -195,11 +205,12 @@ def test_the_sequence_of_a_place_is_found(batch):
 @pytest.mark.parametrize(("lengths", "end"), [((1, 62), 1), ((64, 129), 65), ((70, 133), 135)], ids=str)
 def test_behind_the_last_sequence_are_zeros(rung, lengths, end):
     """Also where the last one is empty, and no tile is behind it that another one would have."""
-    task = problem(seqlens_q=lengths, seqlens_k=lengths, head_dim=64 if rung is TILE_LATE else 192)
+    head_dim = 64 if rung is TILE_LATE else 192
+    task = problem(seqlens_q=lengths, seqlens_k=lengths, head_dim=head_dim, options=SINKS_TOO)
     tensors = make_inputs(task)
     for starts in (tensors.cu_seqlens_q, tensors.cu_seqlens_k):
         starts[-1] = end
-    gradients = [tensors.by_name[name].fill_(torch.nan) for name in ("dq", "dk", "dv")]
+    gradients = [tensors.by_name[name].fill_(torch.nan) for name in ("dq", "dk", "dv", "dsinks")]
     on_emulator(translate(rung, rung.config_for(task), "sm_90a"), task, tensors)
     assert all(bool(gradient[:, :end].isfinite().all()) for gradient in gradients)
     assert not any(bool(gradient[:, end:].any()) for gradient in gradients)

@@ -7,7 +7,7 @@ import torch
 
 from flashladder.common.expression import Mods, normal
 from flashladder.common.problem.inputs import make_inputs
-from flashladder.tests.support.backward_rungs import SAME_BITS, WITH_MODS, emulated, problem
+from flashladder.tests.support.backward_rungs import SAME_BITS, SINKS_TOO, WITH_MODS, emulated, problem
 from flashladder.tests.support.random_expressions import EXTENT, random_mask, random_score
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ LEARNED = "slope:fp32[];score=s+slope[h]*(k-q);gradients=slope"
     [
         ("mask=k<=q", {"seqlen_q": 70, "seqlen_k": 100, **GROUPS}),
         ("mask=k%40==37&&q<120", {"seqlen_q": 150, "seqlen_k": 200, **LSE_TOO}),
-        ("mask=k<=q&&q!=100", {"seqlen_q": 200, "seqlen_k": 120}),  # rows that see no key
+        ("mask=k<=q&&q!=100", {"seqlen_q": 200, "seqlen_k": 120, "options": SINKS_TOO}),  # rows that see no key
         ("mask=(k+q)%3!=0", {"seqlen_q": 100, "seqlen_k": 150, "window_left": 90, "window_right": 20, **SAME_BITS}),
         ("mask=k%5!=q%5;score=max(s,-3)*(h+1)-abs(k-q)/64.0", {"seqlen_q": 70, "causal": True, **GROUPS}),
         ("score=k<100?-s:k==130?-inf:s/2", {"seqlen_q": 70, "seqlen_k": 190, "dropout_p": 0.3, **GROUPS}),
@@ -58,12 +58,17 @@ def test_masks_and_scores(mods, sizes):
         (
             "t:fp32[][];u:fp32[];score=s*t[b][k]+u[h];gradients=t+u",
             ((2, 90), (1,)),
-            {"seqlen_q": 40, "seqlen_k": 90, "batch": 2, "options": {"wants_dq": False, "wants_dkv": False}},
+            {
+                "seqlen_q": 40,
+                "seqlen_k": 90,
+                "batch": 2,
+                "options": {"wants_dq": False, "wants_dkv": False, "dsinks": True},
+            },
         ),
         (
             "t:fp32[][];mask=k<=q||t[b][k]>0;score=s*t[b][k]-(seqlen_k-k)/16.0;gradients=t",
             ((5, 200),),
-            {"seqlens_q": (70, 0, 33, 1, 130), "seqlens_k": (120, 10, 33, 0, 200), **GROUPS, **LSE_TOO},
+            {"seqlens_q": (70, 0, 33, 1, 130), "seqlens_k": (120, 10, 33, 0, 200), **GROUPS, "options": SINKS_TOO},
         ),
     ],
 )

@@ -4,7 +4,16 @@ import pytest
 
 from flashladder.common.problem.check import expect
 from flashladder.common.problem.inputs import make_inputs
-from flashladder.tests.support.backward_rungs import ALL_ELSE, ANY, NINETY_SIX, SAME_BITS, WIDE, emulated, problem
+from flashladder.tests.support.backward_rungs import (
+    ALL_ELSE,
+    ANY,
+    NINETY_SIX,
+    SAME_BITS,
+    SINKS_TOO,
+    WIDE,
+    emulated,
+    problem,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +41,15 @@ def test_wide_heads(sizes):
         {"head_dim": 256, "seqlen_q": 70, "softcap": 0.5, "causal": True, "softmax_scale": 1.0, "dtype": "fp16"},
         {"head_dim": 192, "batch": 2, "seqlen_q": 70, "seqlen_k": 80, "alibi": True},
         {"head_dim": 256, "seqlen_q": 70, "seqlen_k": 50, "dropout_p": 0.3, "num_heads": 2},
-        {"head_dim": 200, "head_dim_v": 136, "seqlen_q": 70, "seqlen_k": 50, "options": {"dlse": True}},
-        {"head_dim": 160, "head_dim_v": 72, "seqlens_q": (70, 0, 33, 1), "seqlens_k": (90, 10, 33, 0), "causal": True},
+        {"head_dim": 200, "head_dim_v": 136, "seqlen_q": 70, "seqlen_k": 50, "options": SINKS_TOO},
+        {
+            "head_dim": 160,
+            "head_dim_v": 72,
+            "seqlens_q": (70, 0, 33, 1),
+            "seqlens_k": (90, 10, 33, 0),
+            "causal": True,
+            "options": SINKS_TOO,
+        },
         {"head_dim": 256, "seqlen_q": 150, "causal": True, "options": {"wants_dq": False}},
         {"head_dim": 192, "seqlen_q": 150, "seqlen_k": 60, "softcap": 5.0, "options": {"wants_dkv": False}},
         {
@@ -67,9 +83,15 @@ def test_wide_heads_of_any_attention(sizes):
         ({"seqlen_q": 70, "softcap": 0.5, "causal": True, "softmax_scale": 1.0, "dtype": "fp16"}, {}),
         ({"batch": 2, "seqlen_q": 70, "seqlen_k": 120, "alibi": True}, {}),
         ({"seqlen_q": 70, "seqlen_k": 150, "dropout_p": 0.3, "num_heads": 2}, {}),
-        ({"head_dim": 184, "head_dim_v": 136, "seqlen_q": 70, "seqlen_k": 50, "options": {"dlse": True}}, {}),
+        ({"head_dim": 184, "head_dim_v": 136, "seqlen_q": 70, "seqlen_k": 50, "options": SINKS_TOO}, {}),
         (
-            {"head_dim": 160, "head_dim_v": 72, "seqlens_q": (70, 0, 33, 1), "seqlens_k": (90, 10, 33, 0)},
+            {
+                "head_dim": 160,
+                "head_dim_v": 72,
+                "seqlens_q": (70, 0, 33, 1),
+                "seqlens_k": (90, 10, 33, 0),
+                "options": SINKS_TOO,
+            },
             {"num_stages": 3},
         ),
         ({"seqlen_q": 100, "seqlen_k": 70, "causal": True, "options": {"wants_dq": False}}, {}),

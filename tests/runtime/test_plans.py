@@ -324,11 +324,27 @@ def test_a_known_call_runs_two_functions_here(driver, monkeypatch):
 def test_the_backward_pass(driver, monkeypatch, wanted):
     a, lse = torch.zeros(2, 100, 2, 96).bfloat16(), torch.zeros(2, 2, 100)  # of a rung without dependent kernels
     options = Options(causal=True).flat()
-    call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *options, *wanted)  # noqa: E731
+    call = lambda: torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *options, *wanted, False)  # noqa: E731
     expected = launched_in_python(driver, monkeypatch, call)
     assert len(expected) > 1
     monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
     assert launched(driver, call) == launched(driver, call) == launched(driver, call) == expected
+    assert noted.ways == ONCE_KNOWN
+
+
+def test_the_gradient_of_sinks(driver, monkeypatch):
+    """Of which what each row adds, that nobody is given, lies anywhere."""
+    a, lse = torch.zeros(2, 100, 2, 96).bfloat16(), torch.zeros(2, 2, 100)
+    options = Options(causal=True, sinks=torch.zeros(2)).flat()
+    wanted = True, True, True
+
+    def call():
+        return torch.ops.flashladder.attention_backward(a, a, a, a, a, lse, None, *options, *wanted)
+
+    expected = [each[:3] for each in launched_in_python(driver, monkeypatch, call)]
+    monkeypatch.setattr(fast_path, "extension", noted := Answering(fast_path.extension))
+    for _ in range(3):
+        assert [each[:3] for each in launched(driver, call)] == expected
     assert noted.ways == ONCE_KNOWN
 
 

@@ -17,6 +17,7 @@ ANY, WITH_DROPOUT = (catalog.find(f"{LADDER}/{number}") for number in ("11", "12
 LAST, IN_ORDER = (catalog.find(f"{LADDER}/{number}") for number in ("18", "19"))
 WITH_MODS = catalog.find(f"{LADDER}/23")
 TILE_LATE = catalog.find(f"{LADDER}/20")  # any attention on Hopper
+SINKS_TOO = {"dlse": True, "dsinks": True}
 SAME_BITS = {"options": {"deterministic": True}}
 
 

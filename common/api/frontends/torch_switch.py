@@ -198,7 +198,7 @@ def _backward(
     if is_padded := wanted != (head_dim, v.shape[3]):
         q, k, v, options = padding.padded(q, k, v, options, wanted)
         dout, o = (padding.filled(x, wanted[1]) for x in (dout, o))
-    found = differentiable.compute_gradients(dout, q, k, v, o, lse, None, options, True, True)
+    *found, _ = differentiable.compute_gradients(dout, q, k, v, o, lse, None, options, True, True, False)
     return [gradient[..., :head_dim] for gradient in found], is_padded
 
 

@@ -16,13 +16,14 @@ from flashladder.common.measure.baselines import forward as of_forward
 from flashladder.common.measure.baselines.forward import sides_of, takes_square_causal
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.inputs import Tensors
-from flashladder.common.problem.operations.backward import DLSE
+from flashladder.common.problem.operations.backward import DLSE, DSINKS
 from flashladder.common.problem.operations.packed import STARTS
 from flashladder.common.problem.problem import DETERMINISTIC, Problem
 
 _MORE = {
     "packed": "packed sequences",
     DLSE: "gradient of the log-sum-exp",
+    DSINKS: "gradient of sinks",
     DETERMINISTIC: "promise of the same bits each time",
 }
 
@@ -48,7 +49,7 @@ def _takes_no(*names: str) -> Callable[[Problem], str | None]:
 def _refuses_on_cpu(problem: Problem) -> str | None:
     """torch expands K and V before it calls the operator."""
     grouped = None if problem.num_heads == problem.num_heads_k else "takes no grouped queries"
-    return _takes_no("packed", "dlse")(problem) or grouped or takes_square_causal(problem)
+    return _takes_no("packed", DLSE, DSINKS)(problem) or grouped or takes_square_causal(problem)
 
 
 def _refuses_cudnn(problem: Problem) -> str | None:
@@ -149,9 +150,9 @@ def _torch_cpu(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
 _of = partial(replace, operation="backward")
 _FORWARD = of_forward.BASELINES
 BASELINES = by_name(
-    _of(_FORWARD["fa2"], bind=_torch_flash, refuses=_takes_no(DLSE)),
+    _of(_FORWARD["fa2"], bind=_torch_flash, refuses=_takes_no(DLSE, DSINKS)),
     _of(_FORWARD["cudnn"], bind=_torch_cudnn, refuses=_refuses_cudnn),
-    _of(_FORWARD["fa4"], module="flash_attn.cute.interface", bind=_flash_attn_4),
+    _of(_FORWARD["fa4"], module="flash_attn.cute.interface", bind=_flash_attn_4, refuses=_takes_no(DSINKS)),
 )
 ON_CPU = by_name(
     CpuBaseline(

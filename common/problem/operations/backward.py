@@ -7,6 +7,9 @@ With a softcap c, scores S become c * tanh(S / c), and dS has a factor of 1 - ta
 too, dS = P * (dP - rowsum(dO * O) + dLSE). Masks and ALiBi change P alone. Where an expression says what a score
 becomes, dS has the derivative of that for a factor, and tensors that it reads may have gradients as well.
 
+With dsinks, each row adds to the gradient of its head's sink, which has a share of the row's weights:
+exp(sink - LSE) * (dLSE - rowsum(dO * O)).
+
 With dropout, P of dV and dP are 0 where a weight is dropped, and larger elsewhere, as P of O is; P of dS is not.
 """
 
@@ -21,13 +24,15 @@ import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.expression import Mods
-from flashladder.common.problem.buffers import INPUT, OUTPUT, Tensor, laid_out
+from flashladder.common.problem.buffers import INPUT, OUTPUT, Tensor, contiguous, laid_out
 from flashladder.common.problem.config import listing
 from flashladder.common.problem.dropout import RNG_STATE
 from flashladder.common.problem.operations import forward, packed
 from flashladder.common.problem.operations.forward import (
+    SINKS,
     SLOPES,
     Forward,
+    draw_sinks,
     full_precision_matmul,
     heads_of,
     kept,
@@ -40,20 +45,21 @@ from flashladder.common.problem.operations.packed import STARTS, Packed
 from flashladder.common.problem.problem import DETERMINISTIC, LSE, Operation, Option, Problem
 
 OF_FORWARD = 2.5  # five matrix products where the forward pass has two
-DLSE = "dlse"
-_INPUTS = ("q", "k", "v", "o", "dout", LSE, *STARTS, SLOPES, DLSE, RNG_STATE)  # as kernels get those there are
+DLSE, DSINKS = "dlse", "dsinks"
+_INPUTS = ("q", "k", "v", "o", "dout", LSE, *STARTS, SLOPES, DLSE, SINKS, RNG_STATE)  # as kernels get those there are
 
 
 class Backward(Forward):
     """q, k, v, o and lse are those of the forward pass; dout is like o, dq, dk and dv are like q, k and v. Packed
     sequences have cu_seqlens_q and cu_seqlens_k, ALiBi has its slopes, a gradient of lse is dlse, like lse, and
-    dropout has rng_state. Of tensors that expressions read, gradients that are asked for are fp32, element after
-    element."""
+    dropout has rng_state. For the gradient of sinks there are these, (num_heads,) fp32, and dsinks, like lse. Of
+    tensors that expressions read, gradients that are asked for are fp32, element after element."""
 
     name = "backward"
-    features = tuple(name for name in Packed.features if name != "sinks")  # they are in LSE
+    features = tuple(name for name in Packed.features if name != "sinks")  # they are in LSE; for dQ, dK, dV that is all
     options = (
         Option(DLSE, bool, "the log-sum-exp has a gradient too", default=False),
+        Option(DSINKS, bool, "the gradient of sinks is asked for too", default=False),
         Option("wants_dq", bool, "dQ is asked for", default=True),
         Option("wants_dkv", bool, "dK and dV are asked for", default=True),
         Option(DETERMINISTIC, bool, "each run gives the same bits", default=False),
@@ -120,6 +126,9 @@ class Backward(Forward):
         found |= {"dout": like("o")} | ({DLSE: found[LSE]} if p.dlse else {})
         wanted = {"dq": p.wants_dq, "dk": p.wants_dkv, "dv": p.wants_dkv}
         outputs = {name: like(name[1], role=OUTPUT, optional=not is_wanted) for name, is_wanted in wanted.items()}
+        if p.dsinks:
+            found[SINKS] = Tensor(contiguous(p.num_heads), torch.float32)
+            outputs[DSINKS] = replace(found[LSE], role=OUTPUT)
         inputs = (*_INPUTS, *(tensor.field for tensor in Mods.parse(p.mods).tensors))
         sums = {name: Tensor(found[of].view, torch.float32, OUTPUT) for name, of in _read(p).items()}
         return {name: found[name] for name in inputs if name in found} | outputs | sums
@@ -128,6 +137,8 @@ class Backward(Forward):
         """What the forward pass has as it draws it, O and LSE as it gives them, dO and dLSE standard normal."""
         of_forward = _of_forward(problem)
         of_forward.draw(problem, tensors, generator)
+        if problem.dsinks:
+            draw_sinks(tensors[SINKS], generator)
         for name in ("dout", *([DLSE] if problem.dlse else [])):
             tensor = tensors[name]
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
@@ -141,7 +152,7 @@ class Backward(Forward):
     def compute(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """What automatic differentiation of the textbook's formula gives; LSE is not looked at."""
+        """What automatic differentiation of the textbook's formula gives; but for dsinks, LSE is not looked at."""
         return (_of_each_sequence if problem.packed else gradients)(problem, tensors, dtype)
 
 
@@ -164,6 +175,8 @@ def gradients(
     p = problem
     has_score = Mods.parse(p.mods).score is not None
     made = {f"d{name}": torch.empty_like(tensors[name], dtype=dtype) for name in "qkv"} | _no_sums(p, tensors, dtype)
+    if SINKS in tensors:
+        made[DSINKS] = torch.empty_like(tensors[LSE], dtype=dtype)
     with full_precision_matmul():
         for batch in range(p.batch):
             q, k, v, o, dout = heads_of(p, tensors, ("q", "k", "v", "o", "dout"), batch, dtype)
@@ -187,6 +200,11 @@ def gradients(
                         made[name] += of_rows
                 if p.softcap:
                     dS = dS * (1 - torch.tanh((q[:, rows] * p.softmax_scale) @ k.mT / p.softcap) ** 2)
+                if SINKS in tensors:
+                    pull = tensors[DLSE][batch, :, rows, None] - delta if DLSE in tensors else -delta
+                    lse = tensors[LSE][batch, :, rows]
+                    share = (tensors[SINKS][:, None] - lse).exp().masked_fill(lse == -math.inf, 0)
+                    made[DSINKS][batch, :, rows] = pull[..., 0] * share
                 made["dq"][batch, rows] = (p.softmax_scale * (dS @ k)).transpose(0, 1)
                 dk += p.softmax_scale * (dS.mT @ q[:, rows])
                 dv += kept(p, tensors, number + batch, rows, P).mT @ dout[:, rows]
@@ -234,15 +252,18 @@ def _of_each_sequence(
     made = {f"d{name}": torch.zeros_like(tensors[name], dtype=dtype) for name in "qkv"} | _no_sums(
         problem, tensors, dtype
     )
+    if problem.dsinks:
+        made[DSINKS] = torch.zeros_like(tensors[LSE], dtype=dtype)
     for number, rows, keys, alone in packed.parts(problem):
         places = {"q": rows, "k": keys, "v": keys}
         given = {name: tensors[name][:, place] for name, place in {**places, "o": rows, "dout": rows}.items()}
         given |= packed.of_sequence(problem, tensors, number)
-        if problem.dlse:
-            given[DLSE] = tensors[DLSE][None, :, rows]
+        given |= {name: tensors[name][None, :, rows] for name in (LSE, DLSE) if name in tensors}
         for name, gradient in gradients(alone, given, dtype, number).items():
             if name in _read(problem):
                 made[name] += gradient
+            elif name == DSINKS:
+                made[name][:, rows] = gradient[0]
             else:
                 made[name][:, places[name[1]]] = gradient
     return made

@@ -72,7 +72,8 @@ using Tensors = std::conditional_t<packed, PackedBackwardParams, BackwardParams>
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
 using DroppingTensors = std::conditional_t<dropout, Dropping<BiasedTensors>, BiasedTensors>;
-using Params = std::conditional_t<dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
+using PulledTensors = std::conditional_t<dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
+using Params = std::conditional_t<dsinks, WithSinkGradient<PulledTensors>, PulledTensors>;
 using Work = BackwardSequence<Params, packed>;
 
 FLASHLADDER_KERNEL(backward_prepare, Params, Launch{pass_threads, 0, block_m});

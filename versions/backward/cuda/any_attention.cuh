@@ -15,7 +15,8 @@ using Tensors = std::conditional_t<config::packed, PackedBackwardParams, Backwar
 using BoundedTensors = std::conditional_t<config::window || config::softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<config::alibi, Biased<BoundedTensors>, BoundedTensors>;
 using DroppingTensors = std::conditional_t<config::dropout, Dropping<BiasedTensors>, BiasedTensors>;
-using ApartTensors = std::conditional_t<config::dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
+using PulledTensors = std::conditional_t<config::dlse, WithLseGradient<DroppingTensors>, DroppingTensors>;
+using ApartTensors = std::conditional_t<config::dsinks, WithSinkGradient<PulledTensors>, PulledTensors>;
 using Params = std::conditional_t<config::narrower, Narrower<ApartTensors>, ApartTensors>;
 using Work = BackwardSequence<Params, config::packed>;
 using Mask = BoundedKeyMask<config::causal, config::window>;
@@ -94,6 +95,7 @@ __device__ inline void clear_rows_behind(const Work &work, const Place &place) {
     if constexpr (config::wants_dq)
         clear_rows<num_threads, config::head_dim>(work.like_q(p.dq, p.dq_stride, place.head), p.dq_stride.row, rows.first, rows.last,
                                                   columns_of<config::narrower>(p));
+    for (int row = rows.first + threadIdx.x; row <= rows.last; row += num_threads) work.pull_sink(place.head, row, -INFINITY, 0.0f);
 }
 template <int num_threads>
 __device__ inline void clear_keys_behind(const Work &work, const Place &place) {

@@ -14,6 +14,7 @@ __device__ inline long long padded_row(const BackwardParams &p, int batch, int h
 
 // A sequence of the batch, and where its rows are.
 struct BatchRows {
+    static constexpr bool has_dsinks = false;
     const BackwardParams &p;
     int batch = blockIdx.z;
 
@@ -28,7 +29,8 @@ struct BatchRows {
     __device__ const float *like_lse(const float *numbers, int head) const {
         return numbers + (static_cast<long long>(batch) * p.num_heads + head) * p.seqlen_q;
     }
-    __device__ const float *dlse(int) const { return nullptr; }  // lse has no gradient
+    __device__ const float *dlse(int) const { return nullptr; }      // lse has no gradient
+    __device__ void pull_sink(int, int, float, float) const {}       // nor have sinks
 };
 
 __device__ inline void prepare_tile(const BackwardParams &p, const PaddedWorkspaces &workspaces) {

@@ -40,12 +40,13 @@ __device__ inline void prepare_tile(const Work &work, const PaddedWorkspaces &wo
         const int in_tile = step + threadIdx.x / row_lanes, row = tile * config::block_m + in_tile;
         const bool is_row = row < work.rows();
         float sum = 0.0f;
-        if (is_row && col < config::head_dim_v && columns.has(col)) sum = dot_chunk(o + row * p.o_stride.row, dout + row * p.dout_stride.row);
+        if (is_row && col < config::head_dim_v && columns.has(col)) sum = dot_chunk<Work::has_dsinks>(o + row * p.o_stride.row, dout + row * p.dout_stride.row);
 #pragma unroll
         for (int other = row_lanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffff, sum, other);
         if (col == 0 && in_tile < config::block_m) {
             const float of_row = is_row ? lse[row] : -INFINITY;
             if (dlse != nullptr && of_row != -INFINITY) sum -= dlse[row];
+            if (is_row) work.pull_sink(head, row, of_row, sum);
             workspaces.delta[padded + in_tile] = sum;
             workspaces.lse[padded + in_tile] = of_row == -INFINITY ? INFINITY : of_row * log2_e;  // no key: P = 0
         }

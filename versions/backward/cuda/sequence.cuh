@@ -21,8 +21,17 @@ struct WithLseGradient : Params {
     FLASHLADDER_FURTHER_FIELDS(Params, dlse)
 };
 
+// The parameters of a kernel that gives the gradients of sinks: (num_heads) fp32, and what each row adds, which lies as lse does.
+template <class Params>
+struct WithSinkGradient : Params {
+    const float *sinks;
+    float *dsinks;
+    FLASHLADDER_FURTHER_FIELDS(Params, sinks, dsinks)
+};
+
 template <class Params, bool packed>
 struct BackwardSequence {
+    static constexpr bool has_dsinks = config::dsinks;
     const Params &p;
     int batch, seqlen_q, seqlen_k;
     int first_q, first_k;  // its first row and key among those of all
@@ -58,7 +67,8 @@ struct BackwardSequence {
         return at(tensor, stride, head, first_k);
     }
     // Of a tensor like lse.
-    __device__ const float *like_lse(const float *numbers, int head) const {
+    template <class T>
+    __device__ T *like_lse(T *numbers, int head) const {
         if constexpr (packed) return numbers + static_cast<long long>(head) * p.total_q + first_q;
         return numbers + (static_cast<long long>(batch) * p.num_heads + head) * seqlen_q;
     }
@@ -66,6 +76,12 @@ struct BackwardSequence {
     __device__ const float *dlse(int head) const {
         if constexpr (config::dlse) return like_lse(p.dlse, head);
         return nullptr;
+    }
+    // What a row adds to the gradient of its head's sink, which has the share exp(sink - lse) of the row's weights. The part of
+    // `delta` that is rowsum(dO O) is 0 in a row without keys. A row of lse = -inf adds 0.
+    __device__ void pull_sink(int head, int row, float lse, float delta) const {
+        if constexpr (has_dsinks)
+            like_lse(p.dsinks, head)[row] = lse == -INFINITY ? 0.0f : -delta * exp2_approx((p.sinks[head] - lse) * log2_e);
     }
     // The first row of a tile among the padded rows of all heads. The tiles of a sequence are counted from its first row's place
     // among whole tiles of all, and one more for each sequence before it: total_q // block_m + batch a head.
