@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 
 from flashladder.common.api import expressions
-from flashladder.common.api.differentiable import OPERATION
+from flashladder.common.api.backward import OPERATION
 from flashladder.common.api.options import Modified, Options, options_of
 from flashladder.common.api.validate import OPEN, Window
 from flashladder.common.catalog import FASTEST

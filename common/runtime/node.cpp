@@ -31,12 +31,12 @@ Owned owned(PyObject *object) {
     throw error;
 }
 
-PyObject *differentiable, *onlookers, *launched;  // what the module holds, by name; and as fast_path.cpp has them
+PyObject *backward, *onlookers, *launched;  // what backward.py holds, by name; and as fast_path.cpp has them
 PyObject *planned_name, *settings_name, *gradients_name;
 
-// What differentiable.py has by a name: it may be another by now.
+// What backward.py has by a name: it may be another by now.
 Owned named(PyObject *name) {
-    PyObject *const found = PyDict_GetItemWithError(differentiable, name);
+    PyObject *const found = PyDict_GetItemWithError(backward, name);
     if (!found && !PyErr_Occurred()) PyErr_SetObject(PyExc_NameError, name);
     return owned(Py_XNewRef(found));
 }
@@ -64,7 +64,7 @@ Owned packed(Objects... objects) {
 Owned truth(bool value) { return Owned(Py_NewRef(value ? Py_True : Py_False)); }
 Owned nothing() { return Owned(Py_NewRef(Py_None)); }
 
-// As differentiable.py has it.
+// As backward.py has it.
 Tensor gradient_like(const Tensor &tensor, bool is_wanted) {
     if (!is_wanted) return {};
     if (tensor.stride(-1) == 1) return at::empty_like(tensor);
@@ -73,7 +73,7 @@ Tensor gradient_like(const Tensor &tensor, bool is_wanted) {
 
 struct AttentionBackward : torch::autograd::Node {
     std::array<SavedVariable, 5> saved;  // q, k, v, O and the log-sum-exp
-    c10::SafePyObject options, numbers;   // those of differentiable.py
+    c10::SafePyObject options, numbers;   // those of plain_settings in backward.py
     const bool deterministic;
 
     AttentionBackward(torch::autograd::edge_list &&edges, Owned options, Owned numbers, bool deterministic)
@@ -168,7 +168,7 @@ auto made_node(Values &&...values) {
 // attach(q, k, v, (O, the log-sum-exp), causal, softmax_scale, version, return_lse, deterministic) -> O, or both
 PyObject *attach(PyObject *, PyObject *const *given, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    if (count != 9 || !differentiable || !PyTuple_Check(given[3]) || PyTuple_GET_SIZE(given[3]) != 2)
+    if (count != 9 || !backward || !PyTuple_Check(given[3]) || PyTuple_GET_SIZE(given[3]) != 2)
         return PyErr_Format(PyExc_TypeError, "attach takes q, k, v, outputs and options, after set_up");
     std::array<const Tensor *, 5> tensors;
     for (int i = 0; i < 5; ++i) {
@@ -189,9 +189,9 @@ PyObject *attach(PyObject *, PyObject *const *given, Py_ssize_t count) {
     END_HANDLE_TH_ERRORS
 }
 
-// set_up(what differentiable.py holds, onlookers, launched of fast_path.cpp)
+// set_up(what backward.py holds, onlookers, launched of fast_path.cpp)
 PyObject *set_up(PyObject *, PyObject *given) {
-    if (!PyArg_ParseTuple(given, "O!O!O", &PyDict_Type, &differentiable, &PyTuple_Type, &onlookers, &launched)) return nullptr;
+    if (!PyArg_ParseTuple(given, "O!O!O", &PyDict_Type, &backward, &PyTuple_Type, &onlookers, &launched)) return nullptr;
     Py_INCREF(given);  // which keeps all of them, for good
     Py_RETURN_NONE;
 }

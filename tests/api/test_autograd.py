@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import flashladder
 from flashladder.common import catalog
-from flashladder.common.api import differentiable
+from flashladder.common.api import backward
 from flashladder.common.api.options import Options
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.check import expect
@@ -28,7 +28,7 @@ def device(request):
 
 def drawn(device, **sizes):
     """A problem of the backward pass, its tensors, and q, k and v of them that want gradients."""
-    problem = Problem(**(SIZES | sizes), operation=differentiable.OPERATION)
+    problem = Problem(**(SIZES | sizes), operation=backward.OPERATION)
     tensors = make_inputs(problem, device)
     return problem, tensors, [tensors.by_name[name].detach().requires_grad_() for name in "qkv"]
 
@@ -224,10 +224,8 @@ def same_bits():
 @pytest.fixture
 def asked_for(monkeypatch):
     """Problems for which a rung was looked for."""
-    found, choice_for = [], differentiable.choice_for
-    monkeypatch.setattr(
-        differentiable, "choice_for", lambda problem, q: found.append(problem) or choice_for(problem, q)
-    )
+    found, choice_for = [], backward.choice_for
+    monkeypatch.setattr(backward, "choice_for", lambda problem, q: found.append(problem) or choice_for(problem, q))
     return found
 
 
@@ -253,7 +251,7 @@ def test_where_torchs_switch_asks_for_the_same_bits(device, asked_for):
     require_right(problem, tensors, dq=q.grad, dk=k.grad, dv=v.grad)
     assert [each.deterministic for each in asked_for] == [True, True]
     torch.use_deterministic_algorithms(True, warn_only=True)
-    assert not differentiable.problem_of(q, k, k, Options(), dlse=False).deterministic
+    assert not backward.problem_of(q, k, k, Options(), dlse=False).deterministic
 
 
 def test_dropout_has_deterministic_gradients(device):
@@ -375,7 +373,7 @@ def chosen(problem, arch):
     ],
 )
 def test_the_first_rung_that_takes_the_problem(more, arch, rung):
-    problem = Problem(**{**SIZES, **more}, operation=differentiable.OPERATION)
+    problem = Problem(**{**SIZES, **more}, operation=backward.OPERATION)
     assert chosen(problem, arch) == catalog.find(rung)
 
 
@@ -389,7 +387,7 @@ def test_the_first_rung_that_takes_the_problem(more, arch, rung):
     ],
 )
 def test_heads_of_a_group_have_their_ctas_under_a_causal_mask(more, split):
-    problem = Problem(**{**SIZES, **more}, operation=differentiable.OPERATION)
+    problem = Problem(**{**SIZES, **more}, operation=backward.OPERATION)
     _, config = catalog.choice(problem, catalog.Card("sm_90a", load_gpu("h100")))[:2]
     assert config.split_heads == split
 
@@ -408,5 +406,5 @@ def test_heads_of_a_group_have_their_ctas_under_a_causal_mask(more, split):
     ],
 )
 def test_the_first_rung_that_gives_the_same_bits(arch, more, rung):
-    problem = Problem(**(SIZES | more), options={"deterministic": True}, operation=differentiable.OPERATION)
+    problem = Problem(**(SIZES | more), options={"deterministic": True}, operation=backward.OPERATION)
     assert chosen(problem, arch) == catalog.find(rung)

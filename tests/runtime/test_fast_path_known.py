@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from flashladder.common.api import attention, differentiable
+from flashladder.common.api import attention, backward
 from flashladder.common.api.options import Options
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.runtime import fast_path
@@ -108,7 +108,7 @@ def test_each_launches_its_own(driver, monkeypatch):
     for _ in range(4):
         for name, run in OTHERS.items():
             assert launches_of(driver, run) == expected[name], name
-    assert len(differentiable.planned) == len(OTHERS)
+    assert len(backward.planned) == len(OTHERS)
 
 
 @pytest.mark.gpu
@@ -136,9 +136,9 @@ def test_a_gpu_gives_the_same_bits_as_in_python(monkeypatch, head_dim, packed):
     for rows in given:
         expected[rows] = in_python(monkeypatch, partial(bits_of, rows))
     torch.cuda.synchronize()
-    known = len(differentiable.planned)
+    known = len(backward.planned)
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(stream):
             for rows in (200, 512) * 4:
                 assert all(map(torch.equal, bits_of(rows), expected[rows]))
-    assert len(differentiable.planned) == known + 2
+    assert len(backward.planned) == known + 2

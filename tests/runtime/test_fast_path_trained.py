@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from flashladder.common.api import attention, differentiable, operator, padding
+from flashladder.common.api import attention, backward, differentiable, operator, padding
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.runtime import fast_path
 from flashladder.tests.support import fake_cuda
@@ -49,14 +49,14 @@ def test_what_a_card_takes_is_not_copied(monkeypatch, card, columns, is_copied):
 @pytest.mark.parametrize("of_all", [False, True])
 def test_no_rung_for_the_same_bits_is_said_before_anything_is_computed(driver, monkeypatch, of_all):
     step()
-    usual = differentiable.choice_for
+    usual = backward.choice_for
 
     def choice_for(problem, device):
         if problem.deterministic:
             raise UnsupportedProblemError("no such rung")
         return usual(problem, device)
 
-    monkeypatch.setattr(differentiable, "choice_for", choice_for)
+    monkeypatch.setattr(backward, "choice_for", choice_for)
     driver.launches.clear()
     torch.use_deterministic_algorithms(of_all)
     try:
@@ -208,8 +208,8 @@ def test_a_failed_backward_pass_says_why(driver, monkeypatch):
     for _ in range(3):
         step()
     o = attention(*QKV)
-    monkeypatch.setattr(differentiable, "planned", {})
-    monkeypatch.setattr(differentiable, "choice_for", refuse)
+    monkeypatch.setattr(backward, "planned", {})
+    monkeypatch.setattr(backward, "choice_for", refuse)
     with pytest.raises(UnsupportedProblemError, match="no such rung"):
         torch.autograd.grad(o, QKV, torch.zeros_like(o))
 
@@ -250,7 +250,7 @@ def test_what_is_kept_is_bounded(driver, monkeypatch):
     for rows in (64, 65, 66, 67):
         for _ in range(3):
             step(qkv(rows=rows))
-    assert len(differentiable.planned) == 2
+    assert len(backward.planned) == 2
 
 
 def test_nothing_outlives_its_use(driver):

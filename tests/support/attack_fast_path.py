@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from flashladder import attention, flash_attn_with_kvcache
-from flashladder.common.api import differentiable, operator, step
+from flashladder.common.api import backward, differentiable, operator, step
 from flashladder.common.runtime import fast_path
 from flashladder.common.runtime.outputs import new_lse
 from flashladder.common.runtime.plan import Plan
@@ -270,7 +270,7 @@ def attack_by_threads(driver, public):
             operator.plain = dict(operator.plain)
             for key in list(step.planned):
                 step.planned.pop(key, None)
-            differentiable.planned.clear()
+            backward.planned.clear()
             operator.planned.clear()
 
     with ThreadPoolExecutor(5) as pool, torch.no_grad():
@@ -343,7 +343,7 @@ def survive(path):
         "launch": (ready.plan, tensors, 0.125),
         "straight": (operator.onlookers, {kind: ready}, Q, K, K, torch.empty_like(Q), *plain, False, None),
         TRAINED: (operator.onlookers, ready_for_both, WANTING[0], K, K, None, *plain, False, differentiable.attach),
-        "launched": (operator.onlookers, dict(differentiable.planned), inputs, of_both, gradients),
+        "launched": (operator.onlookers, dict(backward.planned), inputs, of_both, gradients),
         "remembered": (operator.onlookers, dict(step.planned), caches, asked, False),
         "said": (caches, asked),
     }

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from flashladder.common.api import differentiable, operator, step
+from flashladder.common.api import backward, operator, step
 from flashladder.common.catalog import launches
 from flashladder.common.catalog.ladder import Ladder, Launch
 from flashladder.common.compiler import Artifact, translate, translated
@@ -229,7 +229,7 @@ def unassembled(version, config, arch):
 def forget_kernels(monkeypatch):
     """Nothing was called before."""
     ready._widths.cache_clear()
-    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (operator, "plain"), (differentiable, "planned")):
+    for module, name in ((ready, "by_kind"), (ready, "_kernels"), (operator, "plain"), (backward, "planned")):
         monkeypatch.setattr(module, name, {})
 
 

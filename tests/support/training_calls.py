@@ -5,7 +5,7 @@ import struct
 
 import torch
 
-from flashladder.common.api import attention, differentiable, validate
+from flashladder.common.api import attention, backward, validate
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.runtime import fast_path, gpu
 from flashladder.tests.support import fake_cuda
@@ -58,7 +58,7 @@ def in_python(monkeypatch, call):
 def asked_of(monkeypatch):
     """How often it was asked what arguments are, and which problem they come to."""
     found = []
-    for module, name in ((validate, "inputs"), (differentiable, "problem_of")):
+    for module, name in ((validate, "inputs"), (backward, "problem_of")):
         usual = getattr(module, name)
         noted = lambda *given, name=name, usual=usual, **more: found.append(name) or usual(*given, **more)  # noqa: E731
         monkeypatch.setattr(module, name, noted)

@@ -25,7 +25,7 @@ import torch
 from torch.library import Library
 from torch.nn.functional import pad
 
-from flashladder.common.api import attention, differentiable, gradients, padding, validate
+from flashladder.common.api import attention, backward, differentiable, gradients, padding, validate
 from flashladder.common.api.frontends.fallback import say
 from flashladder.common.api.frontends.flash_attn import flash_attn_varlen_func
 from flashladder.common.api.options import Options
@@ -198,7 +198,7 @@ def _backward(
     if is_padded := wanted != (head_dim, v.shape[3]):
         q, k, v, options = padding.padded(q, k, v, options, wanted)
         dout, o = (padding.filled(x, wanted[1]) for x in (dout, o))
-    *found, _ = differentiable.compute_gradients(dout, q, k, v, o, lse, None, options, True, True, False)
+    *found, _ = backward.compute_gradients(dout, q, k, v, o, lse, None, options, True, True, False)
     return [gradient[..., :head_dim] for gradient in found], is_padded
 
 
