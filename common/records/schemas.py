@@ -144,6 +144,7 @@ ACCURACY = Schema(
         **PLACE,
         **KERNEL,
         **PROBLEM,
+        "gradient": Name,  # whose errors they are: dq, dk or dv; of O there is none
         "yardstick": Name,  # whose errors the bars come from
         "verdict": Name,  # yardstick, met or missed
         "missed": Words,  # which bars

@@ -14,7 +14,7 @@ from rich.table import Table
 from flashladder.common import catalog
 from flashladder.common.measure import baselines
 from flashladder.common.report.tables import folding, numbers, table
-from flashladder.common.studies.accuracy.deviation import STANDARD_ERRORS
+from flashladder.common.studies.accuracy.deviation import GRADIENTS, STANDARD_ERRORS
 from flashladder.common.studies.accuracy.study import MISSED, YARDSTICK
 
 COLUMNS = (
@@ -23,7 +23,7 @@ COLUMNS = (
     *("slowest family", *folding("computed twice")),
 )
 ERRORS, TIME, TILES = "errors", "time", "tiles"  # what a row has
-_SAME = ["device", "version", "dtype", "family", "seqlen_k", "has"]  # rows of which the last counts
+_SAME = ["device", "version", "dtype", "family", "gradient", "seqlen_k", "has"]  # rows of which the last counts
 
 
 def latest(frame: pd.DataFrame, on_gpu: bool = True) -> pd.DataFrame:
@@ -31,6 +31,7 @@ def latest(frame: pd.DataFrame, on_gpu: bool = True) -> pd.DataFrame:
 
     Tiles are the emulator's in any case: those of most keys.
     """
+    frame = frame.assign(gradient=[name if name in GRADIENTS else "" for name in frame["gradient"]])  # "": O
     are_tiles = frame["computed_twice"].notna()
     rows = frame[~are_tiles & ((frame["device"] != "emulator") == on_gpu)]
     rows = rows[rows["device"] == rows.groupby("version")["device"].transform("last")]
@@ -118,6 +119,25 @@ def worst(rows: pd.DataFrame) -> Table:
     return table("The worst family of each kernel", columns, cells)
 
 
+def gradients(rows: pd.DataFrame) -> Table:
+    """The RMS errors of dQ, dK and dV, as parts of the gradient's RMS, for the terminal: a line for each kernel of
+    `latest`, dtype and family, at the number of keys where one is largest beside the yardstick's."""
+    case = ["dtype", "family", "seqlen_k", "gradient"]
+    is_yardstick = rows["verdict"] == YARDSTICK
+    theirs = rows[is_yardstick][[*case, "version", "rms_error"]]
+    both = rows[~is_yardstick].merge(theirs, on=case, suffixes=("", "_theirs"))
+    both["ratio"] = both["rms_error"] / both["rms_error_theirs"]
+    lines = []
+    for (version, dtype, family), group in both.groupby(["version", "dtype", "family"], sort=False):
+        keys = group["seqlen_k"][group["ratio"].fillna(0.0).idxmax()]
+        at = group[group["seqlen_k"] == keys].set_index("gradient")
+        cells = [f"{at['rms_error'][name]:.2g} ({at['ratio'][name]:.3f})" for name in GRADIENTS]
+        lines.append((short(str(version)), dtype, family, f"{keys:,}", *cells))
+    beside = " and ".join(theirs["version"].unique())
+    title = f"RMS errors of gradients, and how many times those of {beside} they are"
+    return table(title, ["kernel", "type", "family", *numbers("keys", "dQ", "dK", "dV")], lines)
+
+
 def _twice(counted: pd.DataFrame) -> dict[str, float]:
     again = counted[counted["computed_twice"] > 0]
     return dict(zip(again["family"], again["computed_twice"], strict=True))
@@ -128,11 +148,11 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def missed(rows: pd.DataFrame) -> list[str]:
-    """A line for each kernel, dtype and family that missed a bar: which, and with how many keys."""
+    """A line for each kernel, dtype, family and gradient that missed a bar: which, and with how many keys."""
     found = rows[(rows["verdict"] == MISSED) & rows["version"].map(_is_rung).astype(bool)]
     return [
-        f"{title(str(version))}, {dtype}, {family}: {_bars(group)}"
-        for (version, dtype, family), group in found.groupby(["version", "dtype", "family"])
+        f"{', '.join(filter(None, (title(str(version)), dtype, family, gradient)))}: {_bars(group)}"
+        for (version, dtype, family, gradient), group in found.groupby(["version", "dtype", "family", "gradient"])
     ]
 
 

@@ -101,7 +101,8 @@ class Errors(Part):
     family: str = Field(description="of inputs")
     dtype: str = Field(description="bf16 or fp16")
     keys: int = Field(description="how many")
-    rms: float = Field(description="of the errors of O")
+    gradient: str | None = Field(default=None, description="dq, dk or dv, whose errors they are; null: O")
+    rms: float = Field(description="of the errors")
     of_bar: float | None = Field(description="the largest error, as a part of what its bar allows")
 
 
@@ -244,6 +245,7 @@ def of_accuracy(rows: pd.DataFrame) -> Iterator[Kernel]:
                 family=str(row.family),
                 dtype=str(row.dtype),
                 keys=int(row.seqlen_k),
+                gradient=str(row.gradient) or None,
                 rms=float(row.rms_error),
                 of_bar=None if pd.isna(row.strain) else float(row.strain),
             )

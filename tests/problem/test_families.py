@@ -43,7 +43,7 @@ def test_every_family_suits_every_shape(family, dtype):
             assert tensor.isfinite().all()
         assert not any(buffer.damage() for buffer in tensors.buffers)
         exact = deviation.exact(problem, tensors)
-        assert exact.o.abs().max() < torch.finfo(DTYPES[dtype]).max
+        assert exact.values.abs().max() < torch.finfo(DTYPES[dtype]).max
 
 
 def test_a_family_that_is_none_is_refused():

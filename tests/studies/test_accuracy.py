@@ -58,7 +58,7 @@ def judged(o=lambda exact: exact, lse=lambda exact: exact, family="normal_3", dt
     problem, tensors = drawn(family, dtype=dtype)
     truth = deviation.exact(problem, tensors)
     theirs = deviation.compare(truth, *yardstick.run(problem, tensors))
-    ours = deviation.compare(truth, o(truth.o).to(DTYPES[dtype]), lse(truth.lse).float())
+    ours = deviation.compare(truth, o(truth.values).to(DTYPES[dtype]), lse(truth.lse).float())
     return deviation.bars(truth, theirs, dtype, problem.seqlen_k, FAMILIES[family].one_hot).missed(ours)
 
 
@@ -237,6 +237,35 @@ def test_caches_are_studied_apart(run, tmp_path):
     assert "Nothing has been measured yet" in (tmp_path / "accuracy.md").read_text()
 
 
+def test_gradients_are_studied_beside_a_plain_backward_pass(run):
+    """Of what calls launch. On Hopper that rounds P for dV alone, as FlashAttention-2 does; rung 11 does for dS too."""
+    few = ("--device", "emulator", "--families", "normal,rising_gently", "--dtypes", "bf16", "--seqlens", "128")
+    code, out, err = run("backward/20", *few)
+    assert code == 0, out + err
+    assert len(re.findall(r"\(\d\.\d{3}\)", out)) == 2 * 3, "of each family and gradient"
+    code, out, _ = run("backward", *few)
+    assert code == accuracy.EXIT_MISSED
+    assert "beyond a bar: backward/11 Any attention, bf16, normal, dq: rms with 128 keys" in out
+    frame, _ = records.accuracy().read()
+    assert len(frame) == 2 * 2 * 2 * 3, "two studies of two kernels, two families, and three gradients"
+    ours = frame[frame["version"] == "backward/20_a_tile_late"]
+    assert ours["rms_error"].to_numpy() == pytest.approx(frame["rms_error"][:6], rel=0.02)
+    assert run("--page")[0] == 0
+
+
+@pytest.mark.parametrize("name", deviation.GRADIENTS)
+def test_a_planted_error_of_a_gradient_is_found(name):
+    problem, tensors = drawn("normal", operation="backward")
+    truth = deviation.exact_gradients(problem, tensors)[name]
+    plain = dict(zip(deviation.GRADIENTS, yardstick.run(problem, tensors), strict=True))[name]
+    theirs = deviation.compare(truth, plain)
+    bars = deviation.bars_of_gradient(theirs, problem.dtype)
+    error = plain.double() - truth.values
+    assert bars.missed(deviation.compare(truth, truth.values + 1.04 * error)) == ()
+    assert bars.missed(deviation.compare(truth, truth.values + 1.06 * error)) == ("rms",)
+    assert bars.missed(deviation.compare(truth, plain * math.nan)) == ("rms",)
+
+
 def test_what_was_measured_before_a_kernel_died_is_logged(run, monkeypatch):
     def dying(artifact, *arguments, **options):
         if artifact.version.startswith("17"):
@@ -295,7 +324,7 @@ def test_a_damaged_log_is_named_and_kept(run):
         (("--dtypes", "fp8"), "no dtype fp8; there are bf16"),
         (("--device", "cpu"), "a rung is a CUDA kernel"),
         (("99",), "99"),
-        (("backward/10",), "of O and the log-sum-exp; the operation backward has other outputs"),
+        (("serving/01",), "of O and of gradients; the operation append has other outputs"),
     ],
 )
 def test_what_cannot_be_studied_is_refused(run, arguments, message):

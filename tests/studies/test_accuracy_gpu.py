@@ -8,7 +8,7 @@ import torch
 from flashladder.common import catalog
 from flashladder.common.compiler.compile import build_one
 from flashladder.common.measure import baselines
-from flashladder.common.measure.entrants import Entrant
+from flashladder.common.measure.entrants import Entrant, Launched
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import DTYPES, Problem
 from flashladder.common.runtime import gpu, target
@@ -57,6 +57,19 @@ def known_on_a_gpu(version, dtype):
     known = {("jump_key", 128): "rms"} if (dtype, block_n) == ("fp16", 128) else {}
     missed = {family: bar for family, bar in known_to_miss(version.number, dtype).items() if family != "runner_up"}
     return known | {(family, keys): bar for family, bar in missed.items() for keys in (512, 4096)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_calls(dtype):
+    """They are at most 1.05 times as far from exact ones as FlashAttention-2's."""
+    official, place = baselines.official("backward"), target.resolve("gpu", None)
+    sizes = {"lengths": (128, 512, 4096), "rows": 256, "heads": 2}
+    asked = study.Study([Launched("backward")], place, [official], dtypes=(dtype,), operation="backward", **sizes)
+    found = [row for rows in study.rows(asked) for row in rows]
+    assert {row["yardstick"] for row in found} == {official.name}
+    judged = [row for row in found if row["verdict"] != study.YARDSTICK]
+    assert len(judged) == len(asked.families) * len(asked.lengths) * 3
+    assert [(row["family"], row["seqlen_k"], row["gradient"]) for row in judged if row["verdict"] == study.MISSED] == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,6 +6,7 @@ flashladder accuracy                                the rungs of today, FlashAtt
 flashladder accuracy 24 --families plateau_4,jump_rows --seqlens 131072
 flashladder accuracy 16 18 --device emulator        without a GPU: short lengths, beside a plain FlashAttention-2
 flashladder accuracy mla/05 mla/06                  of another ladder that computes O: errors alone
+flashladder accuracy backward                       of dQ, dK and dV: what calls launch, beside FlashAttention-2
 flashladder accuracy --list                         the families, and what each is for
 flashladder accuracy --page                         only writes the page and its pictures, from the log
 
@@ -30,16 +31,19 @@ from flashladder.tools.commands import arguments as options
 if TYPE_CHECKING:
     import pandas as pd
 
+    from flashladder.common.measure.entrants import Entrant, Launched
     from flashladder.common.records.run_files import RunLog
     from flashladder.common.report.answer import Findings
+    from flashladder.common.runtime.target import Target
     from flashladder.common.studies.accuracy.study import Study
 
 EXIT_MISSED = 1
 PLAIN, LOWEST = "00", "16"  # the rungs that are studied: the textbook's, and from this one on
 LENGTHS = {True: "128,1024,4096,16384,131072", False: "512"}  # on a GPU or not
+LONGEST = 16384  # keys of gradients: all that is exact of them is fp64
 ROWS = {True: 256, False: 128}
 HEADS = {True: 2, False: 1}
-BASELINES = "fa2,cudnn,fa3"  # of the first ladder's operation
+BASELINES = {FIRST: "fa2,cudnn,fa3", "backward": "fa2"}  # by operation
 
 
 def parser() -> Parser:
@@ -54,7 +58,7 @@ def parser() -> Parser:
     )
     made.add_argument("--rows", type=int, help=f"of queries (default: {ROWS[True]}; {ROWS[False]} on the emulator)")
     made.add_argument("--heads", type=int, help=f"default: {HEADS[True]}; {HEADS[False]} on the emulator")
-    made.add_argument("--baselines", help=f"official kernels, on a GPU (default: {BASELINES}; of other ladders: none)")
+    made.add_argument("--baselines", help=f"official ones, on a GPU (default: {BASELINES[FIRST]}; of gradients fa2)")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(
         "--no-time", action="store_true", help="errors alone: no times on a GPU, no tiles counted on the emulator"
@@ -79,7 +83,7 @@ def main(arguments: argparse.Namespace) -> int:
         _write_page(records.accuracy(catalog.results_of(catalog.select(arguments.rungs))))
         return 0
     study = _study(arguments)
-    log = records.accuracy(catalog.results_of(entrant.version for entrant in study.entrants))
+    log = records.accuracy(catalog.results_of(entrant.kernel for entrant in study.entrants))
     timed = study.operation == FIRST and not arguments.no_time
     found = logged.run(study, None if arguments.no_log else log, timed)
     if not arguments.no_log:
@@ -91,38 +95,49 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _study(arguments: argparse.Namespace) -> Study:
     from flashladder.common.measure import baselines
-    from flashladder.common.measure.entrants import Entrant
-    from flashladder.common.problem.problem import LSE, Problem, operation_named
+    from flashladder.common.problem.problem import Problem, operation_named
     from flashladder.common.runtime import target
+    from flashladder.common.studies.accuracy.deviation import GRADIENTS, OF_O
     from flashladder.common.studies.accuracy.study import Study
 
     place = target.resolve(arguments.device, arguments.gpu)
-    tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
-    rungs = _rungs(arguments.rungs, place.arch)
-    operation = catalog.one_operation(version.operation for version in rungs)
+    entrants = _entrants(arguments.rungs, place)
+    operation = catalog.one_operation(entrant.operation for entrant in entrants)
     kind = operation_named(operation)
-    if Problem(**kind.small, operation=operation).outputs != ("o", LSE):
-        raise ConfigError(f"errors are those of O and the log-sum-exp; the operation {operation} has other outputs")
-    usual = BASELINES if operation == FIRST else ""
-    names = filter(None, (arguments.baselines or usual).split(",")) if place.on_gpu else ()
+    outputs = Problem(**kind.small, operation=operation).outputs
+    if outputs not in (OF_O, GRADIENTS):
+        raise ConfigError(f"errors are those of O and of gradients; the operation {operation} has other outputs")
+    names = (arguments.baselines or BASELINES.get(operation, "")).split(",") if place.on_gpu else ()
+    lengths = options.lengths(arguments.seqlens or LENGTHS[place.on_gpu])
+    if not arguments.seqlens and outputs == GRADIENTS:
+        lengths = [keys for keys in lengths if keys <= LONGEST]
     return Study(
-        entrants=[Entrant(version.address, version, {}, tuned_for) for version in rungs],
+        entrants=entrants,
         place=place,
-        baselines=[baselines.find(name, operation) for name in names],
+        baselines=[baselines.find(name, operation) for name in filter(None, names)],
         operation=operation,
         families=options.chosen("family", arguments.families, kind.families),
         dtypes=options.chosen("dtype", arguments.dtypes, ("bf16", "fp16")),
-        lengths=options.lengths(arguments.seqlens or LENGTHS[place.on_gpu]),
+        lengths=lengths,
         rows=arguments.rows or ROWS[place.on_gpu],
         heads=arguments.heads or HEADS[place.on_gpu],
         seed=arguments.seed,
     )
 
 
-def _rungs(names: Sequence[str], arch: str) -> list[Version]:
-    """Those named; without names, those of the default that the arch can run."""
-    if names:
-        return catalog.select(names)
+def _entrants(names: Sequence[str], place: Target) -> list[Entrant | Launched]:
+    """Those named, where an operation is what its calls launch; without names, those of the default."""
+    from flashladder.common.measure.entrants import Entrant, Launched
+
+    tuned_for = place.gpu.name if place.on_gpu and place.gpu else None
+    launched = [name for name in names if name != FIRST and catalog.ladder_of(name).launches]
+    others = [name for name in names if name not in launched]
+    rungs = catalog.select(others) if others else [] if launched else _usual(place.arch)
+    return [*map(Launched, launched), *(Entrant(rung.address, rung, {}, tuned_for) for rung in rungs)]
+
+
+def _usual(arch: str) -> list[Version]:
+    """The rungs of the default that the arch can run."""
     chosen = []
     for version in catalog.versions():
         if version.number == PLAIN or version.number >= LOWEST:
@@ -139,7 +154,7 @@ def _show(found: pd.DataFrame, findings: Findings | None) -> int:
     from flashladder.common.report import accuracy
 
     rows = accuracy.latest(found, on_gpu=found["device"].iloc[-1] != "emulator")
-    console.print(accuracy.worst(rows))
+    console.print(accuracy.gradients(rows) if rows["gradient"].any() else accuracy.worst(rows))
     missed = accuracy.missed(rows)
     if findings:
         from flashladder.common.report import answer

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flashladder.common.console import duration, progress, warn
 from flashladder.common.measure.baselines import Baseline, official
-from flashladder.common.measure.entrants import Entrant, assemble
+from flashladder.common.measure.entrants import Entrant, Launched, assemble
 from flashladder.common.own import FIRST
 from flashladder.common.problem.families import FAMILIES
 from flashladder.common.problem.inputs import Tensors, allocate, draw
@@ -25,7 +25,17 @@ from flashladder.common.runtime.execute import emulation_seconds, on_emulator, o
 from flashladder.common.runtime.gpu import faults_named
 from flashladder.common.runtime.target import Target
 from flashladder.common.studies.accuracy import yardstick
-from flashladder.common.studies.accuracy.deviation import Bars, Deviation, Exact, bars, compare, exact
+from flashladder.common.studies.accuracy.deviation import (
+    OF_O,
+    Bars,
+    Deviation,
+    Exact,
+    bars,
+    bars_of_gradient,
+    compare,
+    exact,
+    exact_gradients,
+)
 
 if TYPE_CHECKING:
     from flashladder.common.compiler.artifact import Artifact
@@ -34,14 +44,14 @@ if TYPE_CHECKING:
 YARDSTICK, MET, MISSED = "yardstick", "met", "missed"  # verdicts
 _BARS = {"mean": "mean_error", "rms": "rms_error", "max_ulps": "max_ulps", "lse": "lse_error"}
 
-Attend = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]  # gives O and LSE
+Attend = Callable[[], Sequence[Any]]  # gives the outputs in their order, tensors; a library may have None for LSE
 
 
 @dataclass(frozen=True)
 class Study:
     """What is run: kernels, on every family with each dtype and number of keys."""
 
-    entrants: Sequence[Entrant]
+    entrants: Sequence[Entrant | Launched]
     place: Target
     baselines: Sequence[Baseline] = ()
     families: Sequence[str] = tuple(FAMILIES)
@@ -129,32 +139,52 @@ def emulation_of(lineup: Mapping[Problem, Mapping[str, Artifact]]) -> float:
 
 def _rows(study: Study, stack: Stack, kernels: Mapping[str, Artifact], absent: dict[str, str]) -> Iterator[list[Row]]:
     tensors = stack.tensors(study.device)
-    truths = exact(stack.problem, tensors).sequences()
+    truths = _truths(stack.problem, tensors)
     first, *others = _subjects(study, stack.problem, tensors, kernels, absent)
     yardsticks = _deviations(first, truths)
-    limits = [
-        bars(truth, theirs, part.dtype, part.seqlen_k, FAMILIES[part.family].one_hot)
-        for truth, theirs, part in zip(truths, yardsticks, stack.parts, strict=True)
+    judged = [
+        (part, gradient, truth)
+        for gradient, of_parts in truths.items()
+        for part, truth in zip(stack.parts, of_parts, strict=True)
     ]
+    limits = [_bars(*each, theirs) for each, theirs in zip(judged, yardsticks, strict=True)]
     for subject in (first, *others):
         found = yardsticks if subject is first else _deviations(subject, truths)
         yield [
             {
                 **subject.row,
                 **records.of_problem(part),
+                "gradient": gradient,
                 "yardstick": first.row["version"],
                 **{name: _rounded(value) for name, value in asdict(ours).items()},
                 **{f"{name}_bar": _rounded(getattr(limit, figure)) for name, figure in _BARS.items()},
                 **({"verdict": YARDSTICK} if subject is first else _verdict(limit, ours)),
             }
-            for part, limit, ours in zip(stack.parts, limits, found, strict=True)
+            for (part, gradient, _), limit, ours in zip(judged, limits, found, strict=True)
         ]
 
 
-def _deviations(subject: _Subject, truths: Sequence[Exact]) -> list[Deviation]:
-    o, lse = subject.run()
-    lses = [None] * len(truths) if lse is None else [lse[i : i + 1] for i in range(len(truths))]
-    return [compare(truth, o[i : i + 1], lses[i]) for i, truth in enumerate(truths)]
+def _truths(problem: Problem, tensors: Tensors) -> dict[str | None, list[Exact]]:
+    """What is exact of each sequence, by the gradient's name; O has none."""
+    if problem.outputs == OF_O:
+        return {None: exact(problem, tensors).sequences()}
+    return {name: truth.sequences() for name, truth in exact_gradients(problem, tensors).items()}
+
+
+def _bars(part: Problem, gradient: str | None, truth: Exact, theirs: Deviation) -> Bars:
+    if gradient:
+        return bars_of_gradient(theirs, part.dtype)
+    return bars(truth, theirs, part.dtype, part.seqlen_k, FAMILIES[part.family].one_hot)
+
+
+def _deviations(subject: _Subject, truths: Mapping[str | None, Sequence[Exact]]) -> list[Deviation]:
+    """Of each sequence of each output that is judged."""
+    *outputs, lse = subject.run() if None in truths else (*subject.run(), None)
+    return [
+        compare(truth, output[i : i + 1], None if lse is None else lse[i : i + 1])
+        for output, of_parts in zip(outputs, truths.values(), strict=True)
+        for i, truth in enumerate(of_parts)
+    ]
 
 
 def _rounded(value: float | None) -> float | None:
@@ -186,11 +216,11 @@ def _subjects(
         yield _Subject(records.of_code(artifact), partial(_run, study.place, artifact, problem, tensors))
 
 
-def _run(place: Target, artifact: Artifact, problem: Problem, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(place: Target, artifact: Artifact, problem: Problem, tensors: Tensors) -> list[torch.Tensor]:
     tensors.poison()
     if place.on_gpu:
         with faults_named(artifact):
             on_gpu(artifact, problem, tensors)()
     else:
         on_emulator(artifact, problem, tensors, race=False)
-    return tensors.o, tensors.lse
+    return [*tensors.outputs.values()]
