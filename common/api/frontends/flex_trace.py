@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashladder.common.api.expressions import MOST_LETTERS
 from flashladder.common.api.frontends.flex_tree import (
     PLACES,
+    ROW,
     SCORE,
     call,
     choice,
@@ -64,20 +65,26 @@ class Traced:
     tensors: dict[str, torch.Tensor]
 
 
-def trace(what: str, function: Callable[..., Any], device: torch.device, with_score: bool, prefix: str) -> Traced:
+def trace(
+    what: str, function: Callable[..., Any], device: torch.device, with_score: bool, prefix: str, row: Tree = ROW
+) -> Traced:
     """What a function of (b, h, q_idx, kv_idx), or of a score and these, computes; `prefix` begins tensors' names.
+
+    `row` is what q_idx is: ROW counts from 0, POSITION from the sequence's first key.
 
     UnsupportedProblemError where it does what no expression can say.
     """
     if not callable(function):
         raise UnsupportedProblemError(f"{what} is {function!r}; it should be a function of tensors")
-    zeros = [torch.zeros((), dtype=torch.int32, device=device) for _ in PLACES]
+    b, h, _, k = PLACES
+    places = [b, h, row, k]
+    zeros = [torch.zeros((), dtype=torch.int32, device=device) for _ in places]
     if with_score:
         zeros.insert(0, torch.zeros((), device=device))
 
-    def indexed(*places: torch.Tensor) -> torch.Tensor:
+    def indexed(*given: torch.Tensor) -> torch.Tensor:
         with _Valueless(), _Indexing():
-            found = function(*places)
+            found = function(*given)
         if not isinstance(found, torch.Tensor):
             raise UnsupportedProblemError(f"{what} gives {found!r}, no tensor: it should depend on its arguments")
         return found
@@ -91,7 +98,7 @@ def trace(what: str, function: Callable[..., Any], device: torch.device, with_sc
             f"{what} cannot be traced: {said}. It may use tensors' operators, torch.where in place of `if`, and & | ~ "
             "in place of `and`, `or`, `not`"
         ) from error
-    return _Writer(what, graph, [*([SCORE] if with_score else []), *PLACES], prefix, device).written()
+    return _Writer(what, graph, [*([SCORE] if with_score else []), *places], prefix, device).written()
 
 
 class _Valueless(TorchDispatchMode):

@@ -68,7 +68,7 @@ def _is_positive(x: Node) -> bool:
             return value >= 0
         case Binary(operator="/" | "%", left=left, right=right):
             return _is_positive(left) and _is_positive(right)
-    return x in PLACES
+    return x in _COUNTED
 
 
 def most(x: Node) -> int:
@@ -90,7 +90,7 @@ def most(x: Node) -> int:
             return most(operand)
         case Choice(yes=yes, no=no):
             return max(most(yes), most(no))
-    return _MOST_ROWS if x in PLACES else 2**31
+    return _MOST_ROWS if x in _COUNTED else 2**31
 
 
 def floored(a: Node, b: Node) -> Node:
@@ -126,7 +126,8 @@ def _is_rounded_up(a: Node, b: Node) -> Node | None:
 
 
 SCORE = Name(name="s", type=Type.FLOAT)
-_B, _H, _Q, _K, _ROWS, _KEYS = (Name(name=x, type=Type.INT) for x in ("b", "h", "q", "k", "seqlen_q", "seqlen_k"))
+_B, _H, POSITION, _K, _ROWS, _KEYS = (Name(name=x, type=Type.INT) for x in ("b", "h", "q", "k", "seqlen_q", "seqlen_k"))
 # Rows count from 0 in torch, however many keys come before the first.
-ROW = joined("-", _Q, joined("-", _KEYS, _ROWS))
+ROW = joined("-", POSITION, joined("-", _KEYS, _ROWS))
 PLACES = (_B, _H, ROW, _K)
+_COUNTED = (*PLACES, POSITION)  # who traces by positions has no more rows than keys

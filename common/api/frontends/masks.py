@@ -1,6 +1,6 @@
 """Masks of transformers' models as `attention` takes them: what transformers would draw, said in a shape.
 
-What a mask is, says its shape; only what is written here makes those of the first seven kinds:
+What a mask is, says its shape; only what is written here makes those of the first eight kinds:
 
 None                  causal to the bottom right where the module is causal, and otherwise all keys
 (batch, keys)         the same causal mask of these keys, those in front, and which of them are no padding; a query is
@@ -13,13 +13,14 @@ the same, on the CPU  of int32, which says of which document a key is: what torc
                       hides before the graph runs
 (batch)               a few queries against a static cache: how many keys, those in front, the last one sees. Only the
                       GPU reads it, so that a CUDA graph may hold the step
+(0, 0, 0, 0, 0, n)    an expression: written_masks.py knows it by the number n
 anything else         not for these kernels: transformers' "sdpa" takes it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import CodeType
 from typing import Any
 
@@ -28,10 +29,13 @@ from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashladder.common.api import validate
+from flashladder.common.api.frontends import written_masks
+from flashladder.common.errors import UnsupportedProblemError
 
 _SEVERAL, _MOVED = "several", "moved"  # parts that hold others: all of them; one, of positions within documents
 # Names that transformers.masking_utils has to have. It may lack others, of parts of masks: "sdpa" takes what has those.
-NEEDS = ("bidirectional_mask_function", "causal_mask_function", "prepare_padding_mask", "sdpa_mask")
+NEEDS = ("and_masks", "bidirectional_mask_function", "causal_mask_function", "padding_mask_function")
+NEEDS += ("prepare_padding_mask", "sdpa_mask")
 FEW_QUERIES = 16  # of a step against a static cache, such as drafted tokens; more are a prompt
 read = WeakTensorKeyDictionary()  # of masks that were made here: what they take out, by a batch and a seqlen_q
 
@@ -80,8 +84,10 @@ def _made(
 ) -> torch.Tensor | None:
     """In the kinds that this file knows, if it can be; see transformers' masking_utils.sdpa_mask."""
     from transformers.masking_utils import (
+        and_masks,
         bidirectional_mask_function,
         causal_mask_function,
+        padding_mask_function,
         prepare_padding_mask,
         sdpa_mask,
     )
@@ -131,20 +137,49 @@ def _made(
         if _in_one_piece(real):
             return real[:, None, None, :, None].expand(-1, 1, 1, -1, local_size + 1)
     plain = seen == kv_offset + kv_length and q_length in (1, kv_length)  # what None says here and in "sdpa" alike
-    return sdpa_mask(
+    draw = partial(
+        sdpa_mask,
         batch_size,
         q_length,
         kv_length,
-        q_offset,
-        kv_offset,
-        mask_function,
-        attention_mask,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        attention_mask=attention_mask,
         allow_is_causal_skip=allow_is_causal_skip and plain,
         allow_is_bidirectional_skip=bool(allow_is_bidirectional_skip),
         device=device,
         local_size=local_size,
         **options,
     )
+    is_of_few = q_length <= min(FEW_QUERIES, kv_length - 1)  # it is drawn sooner than written
+    if torch.compiler.is_compiling() or is_of_few or _is_left_out(draw):
+        return draw(mask_function=mask_function)
+    shows = mask_function if padding is None else and_masks(mask_function, padding_mask_function(padding))
+    places = written_masks.Places(q_length, kv_length, int(q_offset), kv_offset)
+    is_causal = "causal" in parts and (_MOVED not in parts or "documents" in parts)
+    later = partial(draw, mask_function=mask_function, q_offset=places.q_offset)  # a cache counts in place
+    try:
+        return written_masks.write(shows, places, torch.device(device), is_causal, later)
+    except UnsupportedProblemError as error:
+        drawn = later()
+        written_masks.refusals[drawn] = str(error)
+        return drawn
+
+
+class _DrawnError(Exception):
+    """A mask's function was asked."""
+
+
+def _is_left_out(draw: Callable[..., Any]) -> bool:
+    """Whether "sdpa" does without a mask."""
+
+    def asked(*_: Any) -> Any:
+        raise _DrawnError
+
+    try:
+        return draw(mask_function=asked) is None
+    except _DrawnError:
+        return False
 
 
 def _traced(
@@ -289,6 +324,8 @@ def whole(
     """The same mask as "sdpa" takes it, whose own causal mask is to the upper left."""
     if (mask is None and not (causal and 1 < seqlen_q < seqlen_k)) or (mask is not None and mask.dim() == 4):
         return mask
+    if mask is not None and mask.dim() == written_masks.DIMENSIONS:
+        return written_masks.written(mask).draw().to(device)
     if mask is None:
         return _bounds(seqlen_q, seqlen_k, 0, (None, 0), device)[None, None]
     if mask.dim() == 1:

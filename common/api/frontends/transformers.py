@@ -11,7 +11,7 @@ import torch
 
 from flashladder.common.api import attention, kvcache, operator, validate
 from flashladder.common.api.documents import Padding, documents_of, padding_of
-from flashladder.common.api.frontends import masks
+from flashladder.common.api.frontends import masks, written_masks
 from flashladder.common.api.frontends.fallback import foresee, say
 from flashladder.common.api.frontends.flash_attn import flash_attn_func, flash_attn_varlen_func
 from flashladder.common.api.packed import attention_in_documents, only_o, packed_attention, without_padding
@@ -31,7 +31,8 @@ def register_with_transformers() -> None:
     """Makes `attn_implementation="ladder"` work in transformers' `from_pretrained` and `set_attn_implementation`.
 
     Models then run `attention`. Padding, to the left or the right, is taken out, and the batch runs as packed
-    sequences; a query that is padding gives 0. On a GPU a first causal call also makes ready the kernels that its
+    sequences; a query that is padding gives 0. Other masks that are functions of positions, such as image spans, become
+    expressions. On a GPU a first causal call also makes ready the kernels that its
     generation comes to, or that of a padded batch; one that was never compiled takes some seconds more. Where
     `attention` refuses, or a mask or a gradient is wanted that it does not have, transformers' "sdpa" runs, with one
     FallbackWarning for each kind of reason. Where a softcap or attention sinks are wanted, which "sdpa" has not,
@@ -144,6 +145,8 @@ def _ours(
             scores["window"] = masks.window_of(mask)
         sequences = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
         return only_o(packed_attention(q[0], k[0], v[0], *sequences, causal=causal, **scores))[None]
+    if mask is not None and mask.dim() == written_masks.DIMENSIONS:
+        return only_o(attention(q, k, v, **written_masks.written(mask).options, **scores))
     if mask is not None and mask.dim() == 1:
         return _step(q, k, v, mask, scores)
     if mask is not None:
@@ -151,7 +154,8 @@ def _ours(
         if len(mask) and torch.compiler.is_compiling() and not is_traced:
             raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
         if mask.dtype not in (torch.bool, torch.int32) or (mask.dim() == 4 and mask.shape[1:3] != (1, 1)):
-            raise UnsupportedProblemError("a mask that is more than causal, padding and a window: kernels take none")
+            unknown = "a mask that is more than causal, padding and a window: kernels take none"
+            raise UnsupportedProblemError(written_masks.refusals.get(mask, unknown))
         if mask.dim() < 4:
             causal = True
             k, v = (tensor[:, : mask.shape[1]] for tensor in (k, v))

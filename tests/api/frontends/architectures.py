@@ -77,7 +77,7 @@ ARCHITECTURES = {
     "Apertus": Architecture(),
     "Llama4Text": Architecture(
         {"head_dim": 64, "attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 64},
-        {**_LOCAL, "packed": "a mask that is more than causal, padding and a window"},
+        _LOCAL,
         head="Llama4ForCausalLM",
     ),
     "Bert": Architecture(**_ENCODER),

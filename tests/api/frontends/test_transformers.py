@@ -225,13 +225,6 @@ def test_a_sliding_window_in_a_static_cache(device):
     assert near(torch.cat(given, 1), model, ids)
 
 
-def test_a_window_runs_on_sdpa_where_padding_is_within():
-    model = made("Mistral", sliding_window=5)
-    expected = logits(model, "sdpa", IDS, attention_mask=PADDED["within"])
-    with pytest.warns(FallbackWarning, match="a mask that is more than causal, padding and a window"):
-        assert torch.equal(logits(model, "ladder", IDS, attention_mask=PADDED["within"]), expected)
-
-
 def test_a_softcap(device):
     sizes = {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 64, "sliding_window": 5}
     model, ids = made("Gemma2", device, **sizes), IDS.to(device)

@@ -1,21 +1,27 @@
 """transformers' masks, as `masks.make` says them: each stands for the mask that "sdpa" would have."""
 
+import gc
 import itertools
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashladder.common.api import expressions
+from flashladder.common.api.options import options_of
 from flashladder.common.api.packed import attention_in_documents
+from flashladder.common.api.validate import OPEN
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.operations import forward
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra dev brings it)")
 
 import test_transformers  # noqa: E402
 from test_transformers import PADDED  # noqa: E402
 
-from flashladder.common.api.frontends import masks  # noqa: E402
+from flashladder.common.api.frontends import masks, written_masks  # noqa: E402
 
 pytestmark = pytest.mark.slow
 registered = test_transformers._registered  # a fixture of each test
@@ -82,22 +88,106 @@ def test_packed_masks_are_those_of_sdpa(starts, window, documents_first):
     assert torch.equal(masks.whole(mask, 8, 8, True, torch.device("cpu")), exact)
 
 
-def test_parts_of_masks_that_are_not_known_run_on_sdpa(monkeypatch):
-    """Also where a release of transformers has another name for one."""
+def test_parts_of_masks_that_are_not_known_are_written(monkeypatch):
+    """Also where a release of transformers has another name for one. What no expression says is drawn."""
     from transformers import masking_utils
 
     chunks = masking_utils.chunked_causal_mask_function(3, torch.zeros(1, dtype=torch.int64))
     twice = masking_utils.and_masks(*map(masking_utils.sliding_window_causal_mask_function, (2, 3)))
     ours = masking_utils.and_masks(masking_utils.causal_mask_function, lambda batch, head, q, k: k != 1)
+    coprime = masking_utils.and_masks(ours, lambda batch, head, q, k: torch.gcd(q, k) == 1)
     options = {"batch_size": 1, "q_length": 8, "kv_length": 8, "allow_is_causal_skip": False}
     assert masks.make(mask_function=chunks, **options).dtype == torch.int32
-    assert masks.make(mask_function=twice, local_size=2, **options).shape == (1, 1, 8, 8)
-    assert masks.make(mask_function=ours, use_vmap=True, **options).shape == (1, 1, 8, 8)
+    assert masks.make(mask_function=twice, local_size=2, **options).dim() == written_masks.DIMENSIONS
+    assert masks.make(mask_function=ours, use_vmap=True, **options).dim() == written_masks.DIMENSIONS
+    drawn = masks.make(mask_function=coprime, **options)
+    assert drawn.shape == (1, 1, 8, 8)
+    assert "uses gcd of torch" in written_masks.refusals[drawn]
     masks._known.cache_clear()
     with monkeypatch.context() as patch:
         patch.delattr(masking_utils, "chunked_overlay")
-        assert masks.make(mask_function=chunks, **options).shape == (1, 1, 8, 8)
+        assert masks.make(mask_function=chunks, **options).dim() == written_masks.DIMENSIONS
     masks._known.cache_clear()
+
+
+def _blocks(masking_utils, ids):
+    return masking_utils.or_masks(masking_utils.causal_mask_function, masking_utils.blockwise_overlay(ids))
+
+
+def _packed_chunks(masking_utils, ids):
+    documents = ids.div(3, rounding_mode="floor")
+    at = torch.arange(ids.shape[1])
+    positions = at - (documents[:, None] == documents[..., None]).int().argmax(2)
+    chunks = masking_utils.chunked_causal_mask_function(2, torch.zeros(2, dtype=torch.int64))
+    moved = masking_utils.remap_positions_for_packed_sequence(chunks, positions)
+    return masking_utils.and_masks(moved, masking_utils.packed_sequence_mask_function(documents))
+
+
+def _windowed_blocks(masking_utils, ids):
+    return masking_utils.and_masks(masking_utils.sliding_window_overlay(4), _blocks(masking_utils, ids))
+
+
+@pytest.mark.parametrize("kind", [_blocks, _packed_chunks, _windowed_blocks])
+@given(
+    q_length=st.integers(1, 6),
+    past=st.integers(0, 6),
+    room=st.integers(0, 3),
+    kv_offset=st.integers(0, 4),
+    seed=st.integers(0, 2**31),
+    is_padded=st.booleans(),
+)
+def test_written_masks_are_those_of_sdpa(kind, q_length, past, room, kv_offset, seed, is_padded):
+    """Wherever rows and keys begin: each text, evaluated, shows what the function does."""
+    from transformers import masking_utils
+
+    generator = torch.Generator().manual_seed(seed)
+    kv_offset = min(kv_offset, past)
+    keys = past + q_length + room - kv_offset
+    ids = torch.randint(-1, 2, (2, past + q_length + room), generator=generator).cummax(1).values
+    ids = ids + torch.randint(0, 2, ids.shape, generator=generator).cumsum(1)
+    padding = torch.rand(2, past + q_length, generator=generator) < 0.8 if is_padded else None
+    lengths = {"batch_size": 2, "q_length": q_length, "kv_length": keys, "q_offset": past, "kv_offset": kv_offset}
+    options = {**lengths, "mask_function": kind(masking_utils, ids), "attention_mask": padding}
+    exact = masking_utils.sdpa_mask(**options, allow_is_causal_skip=False)
+    with patch.object(masks, "FEW_QUERIES", 0):
+        mask = masks.make(**options, allow_is_causal_skip=False)
+    asked = written_masks.written(mask).options
+    assert torch.equal(masks.whole(mask, q_length, keys, True, torch.device("cpu")), exact)
+    q, k = (torch.zeros(2, rows, 1, 64).bfloat16() for rows in (q_length, keys))
+    assert torch.equal(shown(asked, q, k), exact[:, 0])
+    if kind is _packed_chunks and past == kv_offset and not room:
+        assert asked["causal"]
+
+
+def shown(asked, q, k):
+    """Which keys the rows see by an expression: (batch, rows, keys)."""
+    options = options_of(
+        q.device, len(q), 1, causal=asked["causal"], softmax_scale=None, window=OPEN, softcap=0.0, alibi_slopes=None,
+        sinks=None, dropout_p=0.0, deterministic=False, version="51",
+    )  # fmt: skip
+    found = expressions.added(options, asked["mask"], None, asked["tensors"], q, k)
+    expressions.check(found, q, k)
+    tensors = {"q": q, "k": k, "v": torch.eye(k.shape[1], 64).bfloat16()[None, :, None].expand(len(k), -1, -1, -1)}
+    problem = found.forward_problem(q, k, k, lse=True)
+    return forward.attention(problem, {**tensors, **found.tensors}, torch.float64)[0][:, :, 0, : k.shape[1]] > 0
+
+
+def test_what_stands_for_a_mask_may_be_moved_and_is_forgotten():
+    from transformers import masking_utils
+
+    def made():
+        function = _blocks(masking_utils, torch.zeros(1, 20, dtype=torch.int64))
+        return masks.make(batch_size=1, q_length=20, kv_length=20, mask_function=function, allow_is_causal_skip=False)
+
+    mask = made()
+    assert mask.numel() == 0
+    assert masks.make(attention_mask=mask, batch_size=1, q_length=20, kv_length=20) is mask
+    moved = mask.clone()
+    assert written_masks.written(moved) is written_masks.written(mask)
+    del mask
+    gc.collect()
+    with pytest.raises(UnsupportedProblemError, match="a forward pass that is over"):
+        written_masks.written(moved)
 
 
 def test_a_mask_that_is_traced_is_that_of_sdpa():
