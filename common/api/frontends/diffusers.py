@@ -22,8 +22,8 @@ def register_with_diffusers() -> None:
     """Makes diffusers' `model.set_attention_backend("ladder")` and `attention_backend("ladder")` work.
 
     Models then run `attention`. Keys that a mask hides for all queries alike are taken out, and the batch runs as
-    packed sequences. Where `attention` refuses, or a mask or a gradient is wanted that it does not have, diffusers'
-    "native" runs, with one FallbackWarning for each kind of reason.
+    packed sequences. Another mask is read element by element. Where `attention` refuses, or a mask or a gradient is
+    wanted that it does not have, diffusers' "native" runs, with one FallbackWarning for each kind of reason.
 
     Raises ToolchainError without diffusers, or for one whose backends are kept in another way.
     """
@@ -78,13 +78,16 @@ def _attend(
         q, k, v = validate.autocast(query, key, value)
         foresee(q, k, v)
         options: dict[str, Any] = {"causal": is_causal, "softmax_scale": scale, "dropout_p": dropout_p}
-        if attn_mask is None:
-            return attention(q, k, v, return_lse=return_lse, **options)
-        keys = _keys(attn_mask, q, k)
-        if return_lse or is_causal:
-            raise UnsupportedProblemError("a mask with is_causal or return_lse: kernels take none")
-        rows = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-        return without_padding(q, k, v, padding_of(rows, keys), **options)
+        if attn_mask is not None:
+            if is_causal:
+                raise UnsupportedProblemError("a mask with is_causal: kernels take one of the two")
+            seen = _four_dimensional(attn_mask, q, k)
+            if seen.shape[1:3] == (1, 1) and not (return_lse or torch.compiler.is_compiling()):
+                rows = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
+                keys = seen[:, 0, 0].expand(len(q), -1)
+                return without_padding(q, k, v, padding_of(rows, keys), **options)
+            options |= _by_elements(seen)
+        return attention(q, k, v, return_lse=return_lse, **options)
     except UnsupportedProblemError as error:
         if return_lse:
             raise UnsupportedProblemError(f'{error}; with return_lse, which "native" has not, "flash" works') from None
@@ -95,13 +98,28 @@ def _attend(
     return o
 
 
-def _keys(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Which keys all queries see, (batch, seqlen_k); UnsupportedProblemError for a mask that says something else."""
-    if torch.compiler.is_compiling():
-        raise UnsupportedProblemError("a mask under torch.compile, where nobody knows what it hides")
-    batch, seqlen_k = k.shape[:2]
-    if mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1):
-        mask = mask[:, 0, 0]
-    if mask.dtype != torch.bool or mask.dim() != 2 or mask.shape[0] not in (1, batch) or mask.shape[1] != seqlen_k:
-        raise UnsupportedProblemError("a mask that hides more than keys from all queries alike: kernels take none")
-    return mask.expand(batch, -1)
+def _four_dimensional(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """(batch or 1, heads or 1, rows or 1, keys), true where a row sees a key.
+
+    UnsupportedProblemError for a mask that is none such.
+    """
+    batch, rows, heads, keys = *q.shape[:3], k.shape[1]
+    if mask.dtype != torch.bool:
+        raise UnsupportedProblemError(f"a mask of {mask.dtype}: kernels take bool")
+    if mask.dim() == 2 and mask.shape[0] in (1, batch):
+        mask = mask[:, None, None]  # diffusers' own: of keys
+    while mask.dim() < 4:
+        mask = mask[None]
+    sizes = zip(mask.shape, (batch, heads, rows, keys), strict=False)
+    if mask.dim() > 4 or any(size not in (1, full) for size, full in sizes):
+        raise UnsupportedProblemError(
+            f"a mask of {tuple(mask.shape)}, for {batch} sequences, {heads} heads, {rows} rows and {keys} keys"
+        )
+    return mask.expand(-1, -1, -1, keys)
+
+
+def _by_elements(seen: torch.Tensor) -> dict[str, Any]:
+    """As `attention` takes a mask of four dimensions."""
+    places = ("b", "h", "q - (seqlen_k - seqlen_q)", "k")
+    at = ", ".join(place if size > 1 else "0" for place, size in zip(places, seen.shape, strict=True))
+    return {"mask": f"seen[{at}]", "tensors": {"seen": seen}}

@@ -32,11 +32,11 @@ def register_with_transformers() -> None:
 
     Models then run `attention`. Padding, to the left or the right, is taken out, and the batch runs as packed
     sequences; a query that is padding gives 0. Other masks that are functions of positions, such as image spans, become
-    expressions. On a GPU a first causal call also makes ready the kernels that its
-    generation comes to, or that of a padded batch; one that was never compiled takes some seconds more. Where
-    `attention` refuses, or a mask or a gradient is wanted that it does not have, transformers' "sdpa" runs, with one
-    FallbackWarning for each kind of reason. Where a softcap or attention sinks are wanted, which "sdpa" has not,
-    UnsupportedProblemError is raised instead.
+    expressions. On a GPU a first causal call also makes ready the kernels that its generation comes to, or that of a
+    padded batch; one that was never compiled takes some seconds more. Where `attention` refuses, or a mask or a
+    gradient is wanted that it does not have, transformers' "sdpa" runs, with one FallbackWarning for each kind of
+    reason. Where a softcap or attention sinks are wanted, which "sdpa" has not, UnsupportedProblemError is raised
+    instead.
 
     For continuous batching (`generate_batch`) the name is "flash_ladder_3": transformers then calls our functions where
     it would call flash-attn's, with their arguments by name. Nothing else runs instead.
