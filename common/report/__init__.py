@@ -7,6 +7,7 @@ display    runs and contests                           listing        what there
 diagnosis  what limits a kernel                        difference     what one rung has over another
 accuracy   errors over families of inputs              ladder_tables  the ladder, rung by rung
 sass       machine code                                neighbours     how far rungs are apart, in lines of code
+masks      the blocks of keys that a mask costs
 
 charts     what was measured, by matplotlib            pictures   what code does, drawn by hand
 pages      the sections of Markdown pages              dashboard  results/dashboard.html

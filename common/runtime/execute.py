@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
@@ -54,6 +55,8 @@ def on_emulator(
     lagging: Collection[int] = (),
     progress: Callable[..., None] | None = None,
     num_sms: int = EMULATED_SMS,
+    before: str | None = None,
+    kept: dict[str, np.ndarray] | None = None,
 ) -> Report:
     """Run the kernels' PTX on the CPU tensors, filling the outputs. EmulatorError where a kernel does wrong.
 
@@ -62,6 +65,7 @@ def on_emulator(
     The kernels see exactly the bytes between a buffer's guards; inputs are read-only, but for those that the operation
     updates, and neither outputs nor workspaces may be read before they are written, but for those that are zeroed.
     These must be zero again at the end.
+    With `before` only the kernels before this entry run; `kept` is given the bytes of each workspace by its name.
     A kernel that may begin before the one before it has ended waits for that before it touches what this writes.
     Where a problem is `deterministic`, CTAs add floats to each other's in one order.
     """
@@ -88,7 +92,8 @@ def on_emulator(
     pointers, ptx = np.array(lent, np.uint64).tobytes(), module.ptx.read_text(errors=AS_NAMES)
     reports: list[Report] = []
     earlier: dict[str, str] = {}  # what kernels that may still run write, and which of them does
-    for launch in launcher.launches(problem, tensors, num_sms, addresses):
+    launches = launcher.launches(problem, tensors, num_sms, addresses)
+    for launch in itertools.takewhile(lambda launch: launch.entry != before, launches):
         if not launch.is_dependent:
             earlier = {}
         memory.stored_to.clear()
@@ -113,6 +118,8 @@ def on_emulator(
         earlier = dict.fromkeys(memory.stored_to, launch.entry) | earlier
     for name, buffer in written.items():
         buffer.data.view(torch.uint8).copy_(torch.from_numpy(memory.read(name)))
+    if kept is not None:
+        kept |= {workspace.name: memory.read(f"workspace {workspace.name}") for workspace in module.workspaces}
     for workspace in module.workspaces:
         if workspace.zeroed and memory.read(f"workspace {workspace.name}").any():
             raise EmulatorError(

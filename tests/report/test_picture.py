@@ -135,6 +135,7 @@ def test_the_tool_writes_checks_and_tells_compilers_apart(monkeypatch, tmp_path,
     monkeypatch.setattr(sections, "compiler", lambda: "13.0")
     monkeypatch.setattr(gallery, "drawn_layouts", lambda: [drawn])
     monkeypatch.setattr(gallery, "machine_loops", list)
+    monkeypatch.setattr(gallery, "mask_maps", list)
     monkeypatch.setattr(gallery, "recorded_timelines", list)
     monkeypatch.setattr(picture, "ROOT", tmp_path)
     assert call("--check")[0] == picture.EXIT_STALE
@@ -181,4 +182,4 @@ def test_a_rung_names_drawings_that_there_are(tmp_path, drawing, message):
 
 def test_an_unknown_kind_is_refused_by_name(capsys):
     assert console.run(picture.main, picture.parser(), ["loop"]) == console.EXIT_ERROR
-    assert "no pictures loop; did you mean loops? There are layouts, loops, timelines" in capsys.readouterr().err
+    assert "no pictures loop; did you mean loops? There are layouts, loops, masks, timelines" in capsys.readouterr().err

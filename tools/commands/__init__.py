@@ -44,6 +44,7 @@ GROUPS = {
         "run": Command("run_version", "compile a rung or a reference, run it, check it, measure it"),
         "explain": Command("explain", "why a rung is slow, and which rung's idea is against it"),
         "exercise": Command("exercise", "a rung with its idea taken out, to be put in again and graded"),
+        "mask": Command("mask", "which blocks of keys a mask by an expression costs"),
         "new": Command("new_version", "make a new rung from another"),
         "sass": Command("sass", "the machine code of a rung, or of two side by side"),
         "neighbours": Command("neighbours", "how many lines of code each step of a ladder is"),

@@ -97,7 +97,12 @@ def add_expressions(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a mask or a score by an expression (docs/masks.md), checked on the emulator")
     group.add_argument("--mask", metavar="TEXT", help='which keys a row sees: "k <= q || image[q] == image[k]"')
     group.add_argument("--score", metavar="TEXT", help='what a score becomes: "s + slope[h] * (k - q)"')
-    group.add_argument(
+    add_tensors(group)
+
+
+def add_tensors(parser: argparse._ActionsContainer) -> None:
+    """--tensor, as many as wanted."""
+    parser.add_argument(
         "--tensor",
         nargs="+",
         default=[],

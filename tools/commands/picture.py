@@ -1,8 +1,8 @@
-"""The pictures in versions/, drawn from what the code does: layouts, lanes, loop orders, machine code. No GPU needed.
+"""The pictures in versions/ and docs/, drawn from what the code does: layouts, lanes, loops, masks. No GPU needed.
 
 flashladder picture             brings every picture up to date
 flashladder picture layouts     those of layouts and loop orders; `loops`: those of machine code;
-                                    `timelines`: those of time stamps in results/timelines
+                                    `masks`: the map of docs/masks.md; `timelines`: those of results/timelines
 flashladder picture terminal    README's pictures of what commands print, by running these; none of the others
 flashladder picture --check     changes nothing, and fails where a picture is out of date
 """
@@ -23,7 +23,7 @@ def parser() -> Parser:
     """The options."""
     made = Parser(__doc__)
     made.add_argument(
-        "kinds", nargs="*", metavar="KIND", help="layouts, loops, timelines (default: these), or terminal"
+        "kinds", nargs="*", metavar="KIND", help="layouts, loops, masks, timelines (default: these), or terminal"
     )
     made.add_argument("--check", action="store_true", help="say what is out of date, and change nothing")
     return made
@@ -40,6 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
     kinds = {
         "layouts": gallery.drawn_layouts,
         "loops": gallery.machine_loops,
+        "masks": gallery.mask_maps,
         "timelines": gallery.recorded_timelines,
     }
     for kind in arguments.kinds:

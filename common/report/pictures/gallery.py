@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from flashladder.common import catalog
+from flashladder.common.api import masks as named_masks
+from flashladder.common.api.mask_blocks import mask_blocks
 from flashladder.common.catalog import loading, schema
 from flashladder.common.catalog.instruction_sets import INSTRUCTION_SETS
 from flashladder.common.compiler import BuildRequest, build
@@ -15,6 +17,8 @@ from flashladder.common.compiler.sass import read
 from flashladder.common.compiler.sass.diff import comparable_configs
 from flashladder.common.errors import unknown
 from flashladder.common.paths import REFERENCES, ROOT, VERSIONS
+from flashladder.common.problem.problem import Problem
+from flashladder.common.report import masks
 from flashladder.common.report.charts import traffic
 from flashladder.common.report.charts.theme import Chart
 from flashladder.common.report.pictures import layouts, loops, roles, timelines
@@ -57,6 +61,17 @@ def recorded_timelines() -> list[Picture]:
 
 def _timeline(path: Path) -> str:
     return timelines.draw(events.read(path))
+
+
+def mask_maps() -> list[Picture]:
+    """The blocks of one of the masks with names, for docs/masks.md."""
+    return [Section(ROOT / "docs" / "pictures" / "mask.svg", ALL, _mask_map)]
+
+
+def _mask_map() -> str:
+    sizes = {"batch": 1, "num_heads": 1, "num_heads_k": 1, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 128}
+    asked = named_masks.sinks_and_window(sinks=64, left=499)
+    return masks.draw(mask_blocks(Problem(**sizes, causal=asked["causal"]), asked["mask"]))
 
 
 def machine_loops() -> list[Picture]:
