@@ -4,6 +4,7 @@ flashladder exercise                list the exercises
 flashladder exercise 02             begin one: exercises/02 gets a kernel.cu and a TASK.md
 flashladder exercise 02 --check     grade the kernel there: right, races, figures
 flashladder exercise 02 --hint 1    the first hint
+flashladder exercise mask           another kind: write a mask that costs fewer blocks of keys
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     from flashladder.common.workshop import exercises
-    from flashladder.common.workshop.exercises import page
+    from flashladder.common.workshop.exercises import masks, page
 
     if arguments.json and not arguments.check:
         raise ConfigError("--json is for a grade: add --check")
@@ -43,12 +44,41 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.check or arguments.hint is not None:
             raise UsageError
         console.print(page.overview(exercises.exercises()))
+        console.print(f"`flashladder exercise {masks.NAME}` is of no rung: write a mask that costs fewer blocks.")
         return 0
+    if arguments.version == masks.NAME:
+        return _of_masks(arguments)
     exercise = exercises.find(arguments.version)
     folder = arguments.folder or exercise.folder
     if arguments.hint is not None:
         return _hint(exercise, arguments.hint)
     return _check(exercise, folder, arguments.json) if arguments.check else _begin(exercise, folder)
+
+
+def _of_masks(arguments: argparse.Namespace) -> int:
+    from flashladder.common.report import masks as report
+    from flashladder.common.workshop.exercises import masks
+
+    if arguments.json:
+        raise ConfigError(f"--json is for exercises of rungs: exercise {masks.NAME} has no kernel")
+    if arguments.hint is not None:
+        console.print(masks.hint(arguments.hint), highlight=False)
+        return 0
+    folder = arguments.folder or masks.FOLDER
+    path = folder / masks.MASK
+    if arguments.check and not path.is_file():
+        raise ConfigError(f"there is no {path}: begin with `flashladder exercise {masks.NAME}`, or name its folder")
+    with console.status("the mask is compiled, and its blocks are listed on the emulator"):
+        found = masks.grade(path.read_text()) if arguments.check else masks.begin(folder)
+    if not arguments.check:
+        console.print((folder / masks.TASK).read_text(), soft_wrap=True)
+    for part in report.terminal(found.own):
+        console.print(part)
+    if not arguments.check:
+        console.print(f"Begin with {path}; the task is also in {folder / masks.TASK}.")
+        return 0
+    console.print(masks.verdict(found))
+    return 0 if found.solved else EXIT_UNSOLVED
 
 
 def _begin(exercise: Exercise, folder: Path) -> int:

@@ -2,7 +2,7 @@
 
 exercise   what versions/LADDER/NN/exercise.yaml declares       measures   the figures that a goal may be set in
 grading    is it right, has it races, is the goal reached
-page       what a person reads of it
+page       what a person reads of it                            masks      an exercise of no rung: a cheaper mask
 """
 
 from flashladder.common.workshop.exercises.exercise import FILE, Exercise, exercises, find
