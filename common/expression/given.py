@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from flashladder.common.errors import ConfigError, instead
 from flashladder.common.expression.evaluate import TORCH_DTYPES
+from flashladder.common.expression.tree import Declared
 
 FORMS = "NAME=FILE.npy, NAME=NUMBER, or NAME=zeros|ones|arange|random:SIZES[:DTYPE], as image=arange:64:int32"
 _MOST = 2**28  # elements of a tensor that is made here
@@ -27,6 +28,15 @@ def tensors(words: Sequence[str], seed: int = 0) -> dict[str, torch.Tensor]:
             raise ConfigError(f"{name} is given twice")
         found[name] = _tensor(word, given, generator)
     return found
+
+
+def declared(found: Mapping[str, torch.Tensor]) -> list[Declared]:
+    """Tensors as far as a kernel is compiled for them. ConfigError for a dtype that expressions do not read."""
+    names = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+    for name, tensor in found.items():
+        if tensor.dtype not in names:
+            raise ConfigError(f"{name} is {tensor.dtype}; expressions read {', '.join(names.values())}")
+    return [Declared(name, names[tensor.dtype], tensor.dim()) for name, tensor in found.items()]
 
 
 def _tensor(word: str, given: str, generator: torch.Generator) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 
 from flashladder.common import plugins
 from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
+from flashladder.common.expression import Mods
 from flashladder.common.own import FIRST, OPERATION_FILE
 from flashladder.common.paths import OPERATIONS
 from flashladder.common.problem.buffers import LAYOUTS, OUTPUT, UPDATED, Tensor
@@ -127,13 +128,21 @@ class Problem:
 
     @classmethod
     def of_config(cls, operation: str, config: KernelConfig, **sizes: int) -> Problem:
-        """A problem that a kernel so configured computes: what the configuration does not say is as usual."""
+        """A problem that a kernel so configured computes: what the configuration does not say is as usual.
+
+        What expressions read by a position lies within its tensor.
+        """
         kind, decided = operation_named(operation), config.as_dict()
         same: dict[str, Any] = {name: decided[name] for name in _CONFIGURED if name in decided}
         if decided.get("narrower"):
             same["head_dim"] -= HEAD_DIM_STEP
         options = {option.name: decided[option.name] for option in kind.options if option.name in decided}
-        return cls(**{**sizes, **same}, operation=operation, options=tuple(options.items()))
+        found = cls(**{**sizes, **same}, operation=operation, options=tuple(options.items()))
+        if not (mods := decided.get("mods")):
+            return found
+        most = max(found.batch, found.num_heads, found.seqlen_q, found.seqlen_k)
+        extents = tuple((most,) * tensor.rank for tensor in Mods.parse(mods).tensors)
+        return replace(found, mods=mods, extents=extents)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):

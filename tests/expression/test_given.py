@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flashladder.common.errors import ConfigError
-from flashladder.common.expression import given
+from flashladder.common.expression import Declared, given
 
 
 def test_each_form(tmp_path):
@@ -79,3 +79,10 @@ def test_a_file_that_is_no_tensor(tmp_path):
             given.tensors([f"image={path}"])
     with pytest.raises(FileNotFoundError):
         given.tensors(["image=none.npy"])
+
+
+def test_tensors_as_kernels_are_compiled_for_them():
+    found = given.declared({"a": torch.zeros(2, 3).bfloat16(), "b": torch.tensor(True)})
+    assert found == [Declared("a", "bf16", 2), Declared("b", "bool", 0)]
+    with pytest.raises(ConfigError, match=r"c is torch\.complex64; expressions read bool, uint8"):
+        given.declared({"c": torch.zeros(1, dtype=torch.complex64)})

@@ -193,9 +193,27 @@ def test_two_rungs_are_compared(capsys):
     assert [rung.number for rung in difference.lineage(catalog.find("27"))] == ["25", "26", "27"]
 
 
+@pytest.mark.slow
+def test_a_kernel_with_an_expression_is_explained(capsys):
+    """On tensors that it reads: tiles of rung 52 have more rows than two blocks have keys, and each has a position."""
+    mask, score = "k <= q || image[b, q] == image[b, k]", "s + h"
+    assert call("52", "--gpu", "h100", "--mask", mask, "--score", score, "--tensor", "image=arange:1,64") == 0
+    said = capsys.readouterr().out
+    assert "mods=image:int32[][];mask=k<=q||image[b][q]==image[b][k];score=s+h" in "".join(said.split())
+    assert re.search(r"takes [\d,]+ cycles of an SM", " ".join(said.split()))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("99",), "no version 99"), (("02", "--gpu", "abacus"), "abacus"), (("02", "--config", "block_m=7"), "block_m=7")],
+    [
+        (("99",), "no version 99"),
+        (("02", "--gpu", "abacus"), "abacus"),
+        (("02", "--config", "block_m=7"), "block_m=7"),
+        (("51", "--mask", "k <= p"), "no name p"),
+        (("51", "--tensor", "far=3"), "give --mask or --score too"),
+        (("51", "--mask", "k <= q", "--tensor", "far=3"), "no expression reads far"),
+        (("51", "--mask", "k <= q", "--pages", "folder"), "expressions are predicted, and not sampled"),
+    ],
 )
 def test_bad_input_is_told(arguments, message, capsys):
     assert call(*arguments) == EXIT_ERROR

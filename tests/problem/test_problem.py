@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashladder.common import catalog
 from flashladder.common.errors import UnsupportedProblemError, VerificationError
 from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
@@ -79,6 +80,15 @@ def test_kernels_are_told_numbers_by_name():
     told = {name: problem.asked.argument(problem, name) for name in ("seqlen_k", "softcap", "window_left")}
     assert told == {"seqlen_k": 256, "softcap": 30.0, "window_left": 7}
     assert problem.asked.argument(problem, "window_right") == 2**30
+
+
+def test_a_configuration_with_expressions_is_of_a_problem_with_their_tensors():
+    """Each as long as anything that a position counts."""
+    rung = catalog.find("51")
+    mods = "bias:fp32[][];far:int64;mask=q-k<far;score=s+bias[h][k]"
+    found = Problem.of_config("forward", rung.config(mods=mods), num_heads=2, seqlen_q=10, seqlen_k=70)
+    assert (found.mods, found.extents) == (mods, ((70, 70), ()))
+    assert Problem.of_config("forward", rung.config()).extents == ()
 
 
 def test_v_may_be_narrower_than_q_and_k():

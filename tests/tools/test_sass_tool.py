@@ -44,6 +44,16 @@ def test_another_gpu_and_configuration(run):
     assert line(out, "HMMA")[2] == "128"
 
 
+def test_a_mask_by_an_expression(run):
+    words = ("--mask", "k <= q && table[k / 8] > h", "--tensor", "table=zeros:8:int32")
+    code, out, _ = run("51", *words, "--config", "block_m=64", "--loop")
+    assert code == 0
+    assert "mods=table:int32[];mask=k<=q&&table[k/8]>h" in "".join(out.split())
+    assert "LDG" in out, "the main loop of rung 51 reads the table"
+    code, _, err = run("51", "--mask", "k <= p")
+    assert (code, "no name p" in err) == (console.EXIT_ERROR, True)
+
+
 def test_listing_of_the_main_loop(run):
     _, out, _ = run("02", "--loop", "--listing")
     listed = out[out.index(" addr  control") :].splitlines()[1:]

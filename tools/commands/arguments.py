@@ -92,9 +92,9 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     _add_options(group)
 
 
-def add_expressions(parser: argparse.ArgumentParser) -> None:
+def add_expressions(parser: argparse.ArgumentParser, purpose: str = "checked on the emulator") -> None:
     """--mask, --score and --tensor: a mask and a score that are expressions, and what they read."""
-    group = parser.add_argument_group("a mask or a score by an expression (docs/masks.md), checked on the emulator")
+    group = parser.add_argument_group(f"a mask or a score by an expression (docs/masks.md), {purpose}")
     group.add_argument("--mask", metavar="TEXT", help='which keys a row sees: "k <= q || image[q] == image[k]"')
     group.add_argument("--score", metavar="TEXT", help='what a score becomes: "s + slope[h] * (k - q)"')
     add_tensors(group)
@@ -252,6 +252,20 @@ def above_zero(text: str) -> float:
 def config_values(tokens: Sequence[str]) -> dict[str, Value]:
     """The values of --config: separate words, or one word with commas."""
     return parse_values(",".join(tokens))
+
+
+def values_with_expressions(arguments: argparse.Namespace) -> dict[str, Value]:
+    """The values of --config, and the expressions among them. ExpressionError for text that is none."""
+    values = config_values(arguments.config)
+    if arguments.mask is None and arguments.score is None:
+        if arguments.tensor:
+            raise ConfigError("--tensor is what an expression reads: give --mask or --score too")
+        return values
+    from flashladder.common.expression import Mods, given
+
+    tensors = given.tensors(arguments.tensor)
+    mods = Mods.of(arguments.mask or "", arguments.score or "", given.declared(tensors))
+    return values | {"mods": mods.spelled}
 
 
 def which_configuration(

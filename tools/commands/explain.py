@@ -4,6 +4,7 @@ flashladder explain 02                 on a GPU with ncu as it was sampled, othe
 flashladder explain 02 --config block_m=128 num_warps=8 --gpu a100
 flashladder explain 26 27              what the second has over the first, predicted
 flashladder explain                    every rung of the ladder, a line each, predicted
+flashladder explain 52 --mask "k <= q" what a mask by an expression costs in the loop, predicted
 flashladder explain 09 --pages folder  from the pages that `flashladder profile` kept
 """
 
@@ -30,6 +31,7 @@ def parser() -> Parser:
     made.add_argument("--gpu", metavar="NAME", help="predict for this GPU (default: the one here, or h100)")
     made.add_argument("--predict", action="store_true", help="predict, though there is a GPU")
     options.add_problem(made)
+    options.add_expressions(made, "compiled in; what they cost is predicted")
     options.add_json(made)
     made.add_argument("--pages", type=Path, metavar="FOLDER", help="where ncu's pages are kept, and found again")
     return made
@@ -64,7 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _name_configurations(found: Sequence[Diagnosis], arguments: argparse.Namespace) -> None:
     from flashladder.common.runtime import target
 
-    gpu, values = target.resolve("auto", arguments.gpu).gpu, options.config_values(arguments.config)
+    gpu, values = target.resolve("auto", arguments.gpu).gpu, options.values_with_expressions(arguments)
     for each in found:
         config = each.code.artifact.config
         console.print(options.which_configuration(each.version, config, gpu, values), soft_wrap=True)
@@ -80,12 +82,15 @@ def _tell(arguments: argparse.Namespace, found: Sequence[Diagnosis]) -> None:
 def _diagnose(version: Version, arguments: argparse.Namespace) -> Diagnosis:
     """Sampled where there are pages or a GPU with ncu, otherwise predicted."""
     from flashladder.common.compiler import build_one
-    from flashladder.common.errors import DeviceError, ToolchainError
+    from flashladder.common.errors import ConfigError, DeviceError, ToolchainError
     from flashladder.common.predict import profiling
     from flashladder.common.predict.limits import sample
     from flashladder.common.runtime import target
 
-    place = target.resolve("emulator" if arguments.predict else "auto", arguments.gpu)
+    has_expressions = arguments.mask is not None or arguments.score is not None
+    if arguments.pages and has_expressions:
+        raise ConfigError("expressions are predicted, and not sampled: leave out --pages")
+    place = target.resolve("emulator" if arguments.predict or has_expressions else "auto", arguments.gpu)
     if arguments.pages or place.on_gpu:
         problem = options.problem(arguments, version.operation, "sampled", options=options.needed(version))
         config = version.config_for(problem, place.gpu, **options.config_values(arguments.config))
@@ -108,7 +113,7 @@ def _predicted(versions: Sequence[Version], arguments: argparse.Namespace) -> li
     from flashladder.common.runtime import target
 
     gpu = target.resolve("auto", arguments.gpu).gpu
-    values = options.config_values(arguments.config)
+    values = options.values_with_expressions(arguments)
     artifacts = build([BuildRequest(version, version.config(gpu, **values), gpu.arch) for version in versions])
     found = []
     with progress("rungs") as update:

@@ -3,6 +3,7 @@
 flashladder sass 08                                tables for an H100
 flashladder sass 08 --gpu a100 --config block_n=32
 flashladder sass 08 --loop --listing               the main loop, instruction by instruction
+flashladder sass 52 --mask "k <= q" --loop         with a mask by an expression
 flashladder sass 07 08                             two rungs: sources, main loops side by side, opcode counts
 flashladder sass --commits HEAD~3                      every rung as it was then and as it lies here, kernel by kernel
 flashladder sass 37 43 --commits e18886d HEAD          two rungs, as they are at two commits
@@ -50,6 +51,7 @@ def parser() -> Parser:
     made.add_argument("--features", action="store_true", help="with --commits: windows, masks, packing and so on too")
     made.add_argument("--limit", type=int, metavar="N", help="with --commits: N kernels, spread over all of them")
     options.add_config(made)
+    options.add_expressions(made, "compiled in")
     made.add_argument("--gpu", default="h100", metavar="NAME", help="compile for and reckon with it (default: h100)")
     made.add_argument("--loop", action="store_true", help="the main loop alone")
     made.add_argument("--listing", action="store_true", help="the instructions too; with --diff, of all the kernel")
@@ -77,7 +79,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _inspect(name: str, arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     version = catalog.find(name)
-    values = options.config_values(arguments.config)
+    values = options.values_with_expressions(arguments)
     code = read(build_one(version, version.config(gpu, **values), gpu.arch))
     console.print(show.summary(version, code, gpu))
     console.print(options.which_configuration(version, code.artifact.config, gpu, values), soft_wrap=True)
@@ -92,7 +94,7 @@ def _inspect(name: str, arguments: argparse.Namespace, gpu: GpuDescription) -> l
 
 def _compare(left_name: str, right_name: str, arguments: argparse.Namespace, gpu: GpuDescription) -> list[Code]:
     lower, upper = catalog.find(left_name), catalog.find(right_name)
-    pair = RungPair.of(lower, upper, gpu.arch, options.config_values(arguments.config))
+    pair = RungPair.of(lower, upper, gpu.arch, options.values_with_expressions(arguments))
     left, right = pair.left, pair.right
     console.print(show.compared(pair))
     console.print(show.source(lower, upper), end="\n\n")

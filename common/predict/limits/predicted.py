@@ -96,10 +96,11 @@ def without(loop: Iterable[SassInstruction], part: Iterable[SassInstruction]) ->
 
 
 def _emulated(version: Version, artifact: Artifact) -> Report:
-    """The counters of one CTA and two blocks of K and V."""
+    """The counters of one CTA and two blocks of K and V, or as many as give each row of an expression a position."""
     config, launch = artifact.config, artifact.launch
     heads = config.row_stride // config.head_dim if "row_stride" in config.fields else 1
-    sizes = {"num_heads": heads, "seqlen_q": launch.block_m, "seqlen_k": 2 * launch.block_n}
+    blocks = max(2, -(-launch.block_m // launch.block_n)) if config.as_dict().get("mods") else 2
+    sizes = {"num_heads": heads, "seqlen_q": launch.block_m, "seqlen_k": blocks * launch.block_n}
     problem = Problem.of_config(version.operation, config, **sizes)
     return on_emulator(artifact, problem, make_inputs(problem), race=False)
 
