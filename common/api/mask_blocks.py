@@ -63,7 +63,8 @@ def mask_blocks(problem: Problem, mask: str, tensors: Mapping[str, torch.Tensor]
     problem, asked = mask_check.of_problem(problem, mask, None, tensors or {})
     rung = catalog.find(RUNG)
     config = rung.config_for(problem)
-    inputs, workspaces = make_inputs(problem), {}
+    inputs = make_inputs(problem)
+    workspaces: dict[str, np.ndarray] = {}
     for name, read in asked.tensors.items():
         inputs.by_name[name].copy_(read)
     module = translate(rung, config, INSTRUCTION_SETS[rung.instruction_set].arch)

@@ -138,7 +138,7 @@ class Problem:
             same["head_dim"] -= HEAD_DIM_STEP
         options = {option.name: decided[option.name] for option in kind.options if option.name in decided}
         found = cls(**{**sizes, **same}, operation=operation, options=tuple(options.items()))
-        if not (mods := decided.get("mods")):
+        if not (mods := str(decided.get("mods", ""))):
             return found
         most = max(found.batch, found.num_heads, found.seqlen_q, found.seqlen_k)
         extents = tuple((most,) * tensor.rank for tensor in Mods.parse(mods).tensors)

@@ -65,7 +65,7 @@ def draw(found: MaskBlocks) -> str:
     svg = Svg(f"Blocks of keys of {_mask(found)}", DARK)
     svg.heading(16, 24, _mask(found))
     svg.legend(34, {TITLES[kind]: _FILLS[kind] for kind in (WHOLE, PARTIAL)})
-    y = _TOP
+    y: float = _TOP
     for each in found.lists:
         y = _draw_list(svg, y, found, each)
     return str(svg)

@@ -8,8 +8,11 @@ import torch
 
 from flashladder.common.compiler import build_one
 from flashladder.common.errors import EmulatorError
+from flashladder.common.expression import Mods
+from flashladder.common.problem.check import expect
+from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.runtime import target
-from flashladder.tests.support.random_expressions import EXTENT, random_mask
+from flashladder.tests.support.random_expressions import EXTENT, random_mask, random_score
 from flashladder.tests.support.rung_table import climbing, emulated, masked, packed
 
 
@@ -85,6 +88,21 @@ def masks_of_random_expressions(rung):
         emulated(rung, masked(batch=2, num_heads=2, seqlen_q=40, seqlen_k=70, mods=mods.spelled, extents=extents))
 
 
+def scores_of_random_expressions(rung):
+    """Beside a mask, where the exact answer is finite and fp32 has its scores."""
+    chance, compared = random.Random(53), 0
+    while compared < 2:
+        mask, score = random_mask(chance, depth=2), random_score(chance, depth=2)
+        mods = Mods.parse(Mods(mask=mask.mask, score=score).spelled)
+        extents = [(EXTENT,) * tensor.rank for tensor in mods.tensors]
+        problem = masked(batch=2, num_heads=2, seqlen_q=40, seqlen_k=70, mods=mods.spelled, extents=extents)
+        exact = expect(problem, make_inputs(problem)).exact
+        if not (exact["o"].isfinite().all() and exact["lse"].nan_to_num(neginf=0).abs().max() < 100):
+            continue
+        compared += 1
+        emulated(rung, problem)
+
+
 def an_expression_has_registers(rung):
     """As it is configured by itself nothing spills. Of rungs of Hopper test_listed_blocks.py asks it."""
     if rung.instruction_set == "hopper":
@@ -111,6 +129,7 @@ OF_EXPRESSIONS = (
     expressions_in_packed_sequences,
     scores_that_an_expression_lets_climb,
     masks_of_random_expressions,
+    scores_of_random_expressions,
     an_expression_has_registers,
     an_index_beyond_its_tensor,
 )

@@ -34,8 +34,10 @@ from flashladder.common.errors import UnsupportedProblemError
 
 _SEVERAL, _MOVED = "several", "moved"  # parts that hold others: all of them; one, of positions within documents
 # Names that transformers.masking_utils has to have. It may lack others, of parts of masks: "sdpa" takes what has those.
-NEEDS = ("and_masks", "bidirectional_mask_function", "causal_mask_function", "padding_mask_function")
-NEEDS += ("prepare_padding_mask", "sdpa_mask")
+NEEDS = (
+    *("and_masks", "bidirectional_mask_function", "causal_mask_function"),
+    *("padding_mask_function", "prepare_padding_mask", "sdpa_mask"),
+)
 FEW_QUERIES = 16  # of a step against a static cache, such as drafted tokens; more are a prompt
 read = WeakTensorKeyDictionary()  # of masks that were made here: what they take out, by a batch and a seqlen_q
 

@@ -69,9 +69,9 @@ def mask_maps() -> list[Picture]:
 
 
 def _mask_map() -> str:
-    sizes = {"batch": 1, "num_heads": 1, "num_heads_k": 1, "seqlen_q": 2048, "seqlen_k": 2048, "head_dim": 128}
     asked = named_masks.sinks_and_window(sinks=64, left=499)
-    return masks.draw(mask_blocks(Problem(**sizes, causal=asked["causal"]), asked["mask"]))
+    problem = Problem(batch=1, num_heads=1, seqlen_q=2048, head_dim=128, causal=asked["causal"])
+    return masks.draw(mask_blocks(problem, asked["mask"]))
 
 
 def machine_loops() -> list[Picture]:
