@@ -131,12 +131,13 @@ class Mods:
     def header(self) -> list[str]:
         """What kernels are compiled from, as lines of C++ in the namespace `config`."""
         mask, score = (text.c(tree) if tree else default for tree, default in ((self.mask, "true"), (self.score, "s")))
-        read = names(self.mask) if self.mask else set()
+        read, of_score = (names(tree) if tree else set() for tree in (self.mask, self.score))
         what, given = "template <class Params>\n    __device__ static", "const Params &params, const Place &at"
         return [
             f"constexpr bool has_mask = {str(self.mask is not None).lower()};",
             f"constexpr bool has_score = {str(self.score is not None).lower()};",
             *(f"constexpr bool mask_names_{name} = {str(name in read).lower()};" for name in ("b", "h")),
+            f"constexpr bool score_names_b = {str('b' in of_score).lower()};",
             f"constexpr bool has_gradients = {str(bool(self.gradients)).lower()};",
             *self._params(),
             "struct Mods {",

@@ -14,7 +14,8 @@ from flashladder.common.compiler.sass import code
 from flashladder.common.expression import Mods
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.modified import modified, shaped
-from flashladder.tests.support.rung_table import emulated, masked
+from flashladder.common.problem.operations.packed import parts
+from flashladder.tests.support.rung_table import emulated, masked, packed
 
 RUNG = catalog.find("52")
 WHOLE, ALL, ENDS, WORDS = 0, 1, 2, 8  # of a list: what its first words are, and how many there are before the blocks
@@ -74,20 +75,71 @@ def test_lists_have_what_rows_see(mods, options):
     for image in (tensors.by_name[name] for name in problem.inputs if name == "of_image"):
         image.copy_(torch.arange(410) // 90)
     config = RUNG.config_for(problem)
-    memory = emulator.GlobalMemory()
-    with patch.object(emulator, "GlobalMemory", lambda: memory):
-        emulated(RUNG, problem, tensors)
-    words = -(-problem.seqlen_k // config.block_n) + WORDS
-    found = memory.read("workspace lists").view(np.int32).reshape(-1, words)
+    found, _ = lists_found(problem, tensors, config)
     named = {name: re.search(rf"\b{name}\b", mods.partition("mask=")[2]) for name in "bh"}
     tiles = -(-problem.seqlen_q // config.block_m)
     assert len(found) == tiles * (problem.batch if named["b"] else 1) * (problem.num_heads if named["h"] else 1)
     for b, h, tile, whole, part, ends in lists_of(problem, tensors, config):
         number = (b if named["b"] else 0) * (problem.num_heads if named["h"] else 1) + (h if named["h"] else 0)
-        each = found[number * tiles + tile].tolist()
-        assert each[:ENDS] == [len(whole), len(whole) + len(part)], (b, h, tile)
-        assert each[WORDS : WORDS + each[ALL]] == [*whole, *part]
-        assert each[ENDS : ENDS + len(ends)] == ends
+        check_list(found[number * tiles + tile].tolist(), whole, part, ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"causal": True}, {"causal": False}, {"causal": True, "window_left": 150}])
+def test_lists_of_packed_sequences(options):
+    """A sequence's blocks are its own; of one without keys the list is empty."""
+    problem = packed(
+        (1, 0, 330, 64, 200, 70), (90, 20, 410, 0, 130, 260), num_heads=2, **options, mods="mask=k/64%3!=h"
+    )
+    tensors, config = make_inputs(problem), RUNG.config_for(problem)
+    found, numbers = lists_found(problem, tensors, config)
+    of_head = problem.total_q // config.block_m + problem.batch + 1
+    assert len(found) == of_head * problem.num_heads
+    for number, rows, _, alone in parts(problem):
+        for _, h, tile, whole, part, ends in lists_of(alone, tensors, config):
+            own = rows.start // config.block_m + number + tile
+            assert own in numbers[rows]
+            check_list(found[h * of_head + own].tolist(), whole, part, ends)
+    empty = numbers[sum(problem.seqlens_q[:3])]
+    assert found[[empty, of_head + empty], WHOLE : ALL + 1].tolist() == [[0, 0]] * 2
+
+
+def lists_found(problem, tensors, config):
+    """What the kernels have left: the lists, a row for each; of packed sequences also their numbers."""
+    memory = emulator.GlobalMemory()
+    with patch.object(emulator, "GlobalMemory", lambda: memory):
+        emulated(RUNG, problem, tensors)
+    words = -(-problem.seqlen_k // config.block_n) + WORDS
+    lists, numbers = (memory.read(f"workspace {name}").view(np.int32) for name in ("lists", "numbers"))
+    return lists.reshape(-1, words), numbers
+
+
+def check_list(found, whole, part, ends):
+    assert found[:ENDS] == [len(whole), len(whole) + len(part)]
+    assert found[WORDS : WORDS + found[ALL]] == [*whole, *part]
+    assert found[ENDS : ENDS + len(ends)] == ends
+
+
+@pytest.mark.slow
+def test_packed_sequences():
+    """Of unequal lengths, some of them empty; tile after tile on one SM."""
+    sizes = {"seqlens_q": (70, 0, 33, 1, 130, 0, 300), "seqlens_k": (120, 10, 33, 0, 200, 0, 90), "num_heads": 2}
+    for mods, options in (
+        ("mask=k%3==h||k<=q", {"num_heads_k": 1, "causal": False}),
+        ("mask=(k+b)%5!=0;score=s-b", {"alibi": True, "sinks": True}),
+        ("mask=k/64!=1", {"causal": True, "window_left": 60}),
+        ("score=s-b", {"causal": False}),
+    ):
+        emulated(RUNG, packed(**sizes, **options, mods=mods))
+    emulated(RUNG, packed(**sizes, mods="mask=k%70!=b"), num_sms=1)
+
+
+@pytest.mark.slow
+def test_blocks_of_packed_sequences_that_no_row_sees_are_not_computed():
+    sizes = {"seqlens_q": (384, 10), "seqlens_k": (1024, 64), "num_heads": 1, "causal": False}
+    of_all = emulated(RUNG, packed(**sizes, mods="mask=k<=q+1024"))[1].mma_flops
+    of_few = emulated(RUNG, packed(**sizes, mods="mask=b==0&&(k/64==3||k/64==11)"))[1].mma_flops
+    assert of_few * 97 == of_all * 12  # blocks of six warpgroups with 64 rows, and of one with 10
 
 
 @pytest.mark.slow

@@ -134,13 +134,8 @@ struct PackedOrder {
         tile.lse = params.lse + static_cast<long long>(head) * params.total_q + q.begin;
         return tile;
     }
-    __device__ Sequence rows(int b) const {
-        return {__ldg(params.cu_seqlens_q + b), b < params.batch ? __ldg(params.cu_seqlens_q + b + 1) : params.total_q,
-                params.total_q};
-    }
-    __device__ Sequence keys(int b) const {
-        return {__ldg(params.cu_seqlens_k + b), __ldg(params.cu_seqlens_k + min(b + 1, params.batch)), params.total_k};
-    }
+    __device__ Sequence rows(int b) const { return rows_of(params, b); }
+    __device__ Sequence keys(int b) const { return keys_of(params, b); }
     __device__ static int blocks(int rows) { return (rows + block_m - 1) / block_m; }
     // Exponent and two bits of the fraction.
     __device__ static int class_of(int keys) { return __float_as_int(static_cast<float>(max(keys, few_keys))) >> 21; }

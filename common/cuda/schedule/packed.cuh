@@ -25,3 +25,11 @@ struct Sequence {
     // Volatile: read anew each time, so that nothing of it is kept in registers.
     __device__ Sequence(const volatile int *starts, int b, int total) : Sequence(starts[b], starts[b + 1], total) {}
 };
+
+// Of sequence b, of `batch` and one more: the rows behind the last one, which see no key.
+__device__ inline Sequence rows_of(const PackedParams &params, int b) {
+    return {__ldg(params.cu_seqlens_q + b), b < params.batch ? __ldg(params.cu_seqlens_q + b + 1) : params.total_q, params.total_q};
+}
+__device__ inline Sequence keys_of(const PackedParams &params, int b) {
+    return {__ldg(params.cu_seqlens_k + b), __ldg(params.cu_seqlens_k + min(b + 1, params.batch)), params.total_k};
+}

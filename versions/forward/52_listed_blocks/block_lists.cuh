@@ -3,6 +3,8 @@
 // expression names them.
 #pragma once
 #include "schedule/order.cuh"
+#include "schedule/packed.cuh"
+#include "schedule/work_tile.cuh"
 #include "softmax/expression.cuh"
 #include "softmax/mask.cuh"
 
@@ -24,24 +26,83 @@ enum Seen : unsigned { something = 1,
                        not_all = 2 };
 constexpr unsigned something_of_any = 0x55 * something, not_all_of_any = 0x55 * not_all;  // of a class: 2 bits a warpgroup
 
-// Where classes and lists lie.
-template <int block_m, int block_n, bool per_sequence, bool per_head>
+// A work tile that has a list, and the number of its sequence.
+struct ListedTile : WorkTile {
+    int sequence;
+
+    __device__ Place place() const { return {sequence, head, 0, 0, seqlen_q, seqlen_k}; }
+};
+
+// Where classes and lists lie: of `tiles` tiles each head's, or those of all heads. `blocks` are as many as a list may have.
 struct ListPlaces {
     int num_heads, tiles, blocks;
 
-    template <class Params>
-    __device__ explicit ListPlaces(const Params &params)
-        : num_heads(params.num_heads), tiles((params.seqlen_q + block_m - 1) / block_m),
-          blocks((params.seqlen_k + block_n - 1) / block_n) {}
+    __device__ unsigned char *classes(unsigned char *all, int number) const { return all + static_cast<long long>(number) * blocks; }
+    __device__ BlockList *list(int *all, int number) const {
+        return reinterpret_cast<BlockList *>(all + static_cast<long long>(number) * (blocks + BlockList::words));
+    }
+};
+
+template <int block_m, int block_n, bool is_uneven, bool per_sequence, bool per_head>
+struct DenseLists : ListPlaces {
+    __device__ explicit DenseLists(const AttentionParams &params, int *)
+        : ListPlaces{params.num_heads, (params.seqlen_q + block_m - 1) / block_m, (params.seqlen_k + block_n - 1) / block_n} {}
 
     // The number of a list. A tile may begin where it would not fit above the one before: then it is the first.
     __device__ int number(int sequence, int head, int first_row) const {
         const int tile = (first_row + block_m - 1) / block_m;
         return ((per_sequence ? sequence : 0) * (per_head ? num_heads : 1) + (per_head ? head : 0)) * tiles + tile;
     }
-    __device__ unsigned char *classes(unsigned char *all, int number) const { return all + static_cast<long long>(number) * blocks; }
-    __device__ BlockList *list(int *all, int number) const {
-        return reinterpret_cast<BlockList *>(all + static_cast<long long>(number) * (blocks + BlockList::words));
+    // The same of a work tile.
+    template <class Get>
+    __device__ int number_of(Get get, int first_row) const {
+        return number(get(&WorkTile::batch_q), get(&WorkTile::head), first_row);
+    }
+    __device__ ListedTile tile(const AttentionParams &params, int number) const {
+        const int list = number / tiles;
+        ListedTile found{};
+        set_rows<block_m, is_uneven>(found, number % tiles, tiles, params.seqlen_q);
+        found.sequence = per_head ? list / num_heads : list, found.head = per_head ? list % num_heads : 0;
+        found.seqlen_q = params.seqlen_q, found.seqlen_k = params.seqlen_k;
+        return found;
+    }
+    __device__ int blocks_of(const ListedTile &) const { return blocks; }
+    __device__ void note(const ListedTile &, int) const {}
+};
+
+// Of packed sequences nobody knows how many tiles there are before kernels run. A sequence's tiles have numbers from
+// begin / block_m + b on: so none has another's, and numbers are below total_q / block_m + batch + 1. `numbers` has them, by
+// the tiles' first rows.
+template <int block_m, int block_n, bool is_uneven, bool per_head>
+struct PackedLists : ListPlaces {
+    int *const numbers;
+
+    __device__ explicit PackedLists(const PackedParams &params, int *numbers_)
+        : ListPlaces{params.num_heads, params.total_q / block_m + params.batch + 1, (params.seqlen_k + block_n - 1) / block_n},
+          numbers(numbers_) {}
+
+    template <class Get>
+    __device__ int number_of(Get get, int first_row) const {
+        const int row = get(&WorkTile::batch_q) - get(&WorkTile::seqlen_q) + first_row;
+        return (per_head ? get(&WorkTile::head) * tiles : 0) + numbers[max(row, 0)];  // below 0 it is no tile
+    }
+    // A whole warp asks. A tile of this number may have no rows.
+    __device__ ListedTile tile(const PackedParams &params, int number) const {
+        auto first_of = [&](int b) { return rows_of(params, b).begin / block_m + b; };
+        int begun = 0;  // sequences whose tiles begin at this number or before
+        for (int b = lane_index(); b <= params.batch; b += 32) begun += first_of(b) <= number % tiles;
+        ListedTile found{};
+        found.sequence = max(__reduce_add_sync(0xffffffff, begun) - 1, 0), found.head = number / tiles;
+        const Sequence q = rows_of(params, found.sequence), k = keys_of(params, found.sequence);
+        const int its_tiles = (q.length + block_m - 1) / block_m, within = number % tiles - first_of(found.sequence);
+        if (within >= 0 && within < its_tiles) set_rows<block_m, is_uneven>(found, within, its_tiles, q.length);
+        found.seqlen_q = q.length, found.seqlen_k = k.length, found.batch_q = q.begin + q.length;
+        return found;
+    }
+    __device__ int blocks_of(const ListedTile &tile) const { return min((tile.seqlen_k + block_n - 1) / block_n, blocks); }
+    __device__ void note(const ListedTile &tile, int number) const {
+        if (tile.end_row > 0 && number < tiles && lane_index() == 0)
+            numbers[tile.batch_q - tile.seqlen_q + tile.first_row] = number;
     }
 };
 
@@ -118,7 +179,8 @@ template <int block_n, class Mask>
 struct BlocksInRange {
     const Mask &mask;
 
-    __device__ void take(int, int, int, int = 0) {}
+    template <class Get>
+    __device__ void take(Get, int, int = 0) {}
     __device__ int of_tile(int end_row) const { return mask.template blocks<block_n>(end_row); }
     __device__ int of_group(int end_row) const { return of_tile(end_row); }
     __device__ auto lowest(int first_row) const { return mask.template first_block<block_n>(first_row); }
@@ -135,8 +197,9 @@ struct ListedBlocks {
     int num_blocks, whole, end;  // of a warpgroup
 
     // Of a tile, the list; and of a warpgroup of it.
-    __device__ void take(int sequence, int head, int first_row, int group = 0) {
-        list = places.list(lists, places.number(sequence, head, first_row));
+    template <class Get>
+    __device__ void take(Get get, int first_row, int group = 0) {
+        list = places.list(lists, places.number_of(get, first_row));
         num_blocks = list->num_blocks, whole = list->num_whole, end = list->ends[group];
     }
     __device__ int of_tile(int) const { return num_blocks; }

@@ -26,6 +26,7 @@
 //     q, k, v    full: TMA has brought the tile. empty: no consumer warp needs it, and O has been read from the place of Q
 //     work       wanted: the producer will soon need a work tile. full: it is there. empty: no consumer needs it
 #include "48_column_of_ones/column_of_ones.cuh"
+#include "48_column_of_ones/drawn_mask.cuh"
 #include "48_column_of_ones/lagging_softmax.cuh"
 #include "49_every_width/rows_of_o.cuh"
 #include "49_every_width/slope.cuh"
@@ -55,6 +56,7 @@ constexpr bool ends_early = causal || window;           // a row may see no late
 // A block of 64 keys is on the diagonal of 64 rows whole. What a list has is not on the diagonal.
 constexpr bool may_halve = ends_early && block_n > 80 && !has_mask;
 constexpr bool stores_by_tma = q_stages > 1;            // O
+constexpr bool names_b = (has_mask && mask_names_b) || (has_score && score_names_b);
 constexpr bool has_ones = ones && head_dim_v < 256;     // in a product of 256 columns at most; else threads sum P
 
 using QTile = SwizzledPanels<block_m, head_dim>;
@@ -75,7 +77,8 @@ using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (has_ones ? ones_columns : 0)>;  // and the sum of P
 using Softmax = LaggingSoftmax<dtype, lse>;
 using Scores = SlopingScores<softcap, alibi, polynomial_tanh>;
-using Places = ListPlaces<block_m, block_n, has_mask && mask_names_b, has_mask && mask_names_h>;
+using Places = std::conditional_t<packed, PackedLists<block_m, block_n, is_uneven, has_mask && mask_names_h>,
+                                  DenseLists<block_m, block_n, is_uneven, has_mask && mask_names_b, has_mask && mask_names_h>>;
 using Blocks = std::conditional_t<has_mask, ListedBlocks<block_n, Places>, BlocksInRange<block_n, Mask<causal, window>>>;
 
 struct Shared {
@@ -88,21 +91,26 @@ struct Shared {
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
 // Where a mask is an expression: tiles that have lists, what is known of their blocks, and the lists.
-constexpr Text<48> tiles{has_mask ? "cdiv(seqlen_q, block_m)" : "0", mask_names_b ? " * batch" : "", mask_names_h ? " * num_heads" : ""};
+constexpr Text<48> tiles{!has_mask ? "0" : packed ? "(total_q // block_m + batch + 1)"
+                                                  : "cdiv(seqlen_q, block_m)",
+                         mask_names_b && !packed ? " * batch" : "", mask_names_h ? " * num_heads" : ""};
 FLASHLADDER_WORKSPACE_OF(classes, unsigned char, (Count{tiles.of, " * cdiv(seqlen_k, block_n)"}));
 FLASHLADDER_WORKSPACE_OF(lists, int, (Count{tiles.of, " * (cdiv(seqlen_k, block_n) + 8)"}));
+FLASHLADDER_WORKSPACE_OF(numbers, int, (Count{has_mask && packed ? "total_q" : "0"}));
 struct Lent {
     unsigned *tiles_drawn;
     unsigned char *classes;
-    int *lists;
+    int *lists, *numbers;
 };
-using BoundedTensors = std::conditional_t<window || softcap, Bounded<AttentionParams>, AttentionParams>;
+using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
+using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
 using SinkingTensors = std::conditional_t<sinks, Sinking<BiasedTensors>, BiasedTensors>;
 using Params = Reading<std::conditional_t<stores_by_tma, SinkingTensors, Narrower<SinkingTensors>>>;
 using Modified = ModifiedScores<Mods, has_mask, has_score, Params, Mask<causal, window>>;
 using Maps = std::conditional_t<stores_by_tma, QkvoMaps, QkvMaps>;
-using Order = DenseOrder<block_m, head_dim, is_uneven, head_dim_v>;
+using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven, head_dim_v>,
+                                 DenseOrder<block_m, head_dim, is_uneven, head_dim_v>>;
 constexpr Launch loading = Launch{Share::num_threads, sizeof(Shared), block_m, block_n}
                                .persistent()
                                .by_tma("q", block_m, 64, 128)
@@ -115,21 +123,19 @@ constexpr Launch classifying = Launch{classifiers * 32, 0, block_m, block_n * cl
 constexpr Launch listing = Launch{32, 0, block_m, block_n};
 FLASHLADDER_KERNEL(classify_blocks, Params, classifying.over(tiles.of, "cdiv(seqlen_k, block_n)", "1"));
 FLASHLADDER_KERNEL(list_blocks, Params, listing.over(tiles.of, "1", "1"));
-FLASHLADDER_KERNEL(attention_forward, Params, plain);
+FLASHLADDER_KERNEL(attention_forward, Params, packed ? plain.over("total_q // block_m + batch + 1", "num_heads", "1") : plain);
 
 // A warp: the class of a block of a list's tile.
 extern "C" __global__ void __launch_bounds__(classifiers * 32)
     classify_blocks(const __grid_constant__ Params params, const __grid_constant__ Lent lent) {
     if constexpr (has_mask) {
-        const Places places(params);
-        const int number = blockIdx.x, list = number / places.tiles, j = blockIdx.y * classifiers + warp_index();
-        if (j >= places.blocks) return;
-        WorkTile tile;
-        set_rows<block_m, is_uneven>(tile, number % places.tiles, places.tiles, params.seqlen_q);
-        Place at{};
-        at.b = mask_names_h ? list / params.num_heads : list, at.h = mask_names_h ? list % params.num_heads : 0;
-        at.seqlen_q = params.seqlen_q, at.seqlen_k = params.seqlen_k;
-        const unsigned found = class_of<block_n, Mods>(params, Mask<causal, window>(params), at, tile.first_row, tile.end_row, j);
+        const Places places(params, lent.numbers);
+        const int number = blockIdx.x, j = blockIdx.y * classifiers + warp_index();
+        const ListedTile tile = places.tile(params, number);
+        if (j >= places.blocks_of(tile)) return;
+        Mask<causal, window> mask(params);
+        mask.take(tile.seqlen_q, tile.seqlen_k);
+        const unsigned found = class_of<block_n, Mods>(params, mask, tile.place(), tile.first_row, tile.end_row, j);
         if (lane_index() == 0) places.classes(lent.classes, number)[j] = found;
     }
 }
@@ -138,28 +144,31 @@ extern "C" __global__ void __launch_bounds__(classifiers * 32)
 extern "C" __global__ void __launch_bounds__(32)
     list_blocks(const __grid_constant__ Params params, const __grid_constant__ Lent lent) {
     if constexpr (has_mask) {
-        const Places places(params);
+        const Places places(params, lent.numbers);
         const int number = blockIdx.x;
-        write_list(*places.list(lent.lists, number), places.classes(lent.classes, number), places.blocks);
+        const ListedTile tile = places.tile(params, number);
+        write_list(*places.list(lent.lists, number), places.classes(lent.classes, number), places.blocks_of(tile));
+        places.note(tile, number);
     }
 }
 
 __device__ inline Blocks blocks_of(const Params &params, const Lent &lent, const Mask<causal, window> &mask) {
     if constexpr (has_mask)
-        return {Places(params), lent.lists};
+        return {Places(params, lent.numbers), lent.lists};
     else
         return {mask};
 }
 
 // The producer, one thread: Q of each work tile, and the blocks of K and V that it sees, from the last to the first.
-__device__ inline void load(Shared &shared, const Maps &maps, Blocks blocks) {
+__device__ inline void load(Shared &shared, const Maps &maps, Mask<causal, window> &mask, Blocks blocks) {
     auto q = shared.q.producer();
     auto k = shared.k.producer(), v = shared.v.producer();
 #pragma unroll 1
     for (WorkTileReader work{shared.work};; work.advance()) {
         const WorkTile &tile = work.wait();
         if (tile.first_row == WorkTile::none) return;
-        blocks.take(tile.batch_q, tile.head, tile.first_row);
+        if constexpr (packed) mask.take(tile.seqlen_q, tile.seqlen_k);
+        blocks.take([&](auto what) { return tile.*what; }, tile.first_row);
         const int head_k = tile.head_k, row_k = tile.row_k, batch_k = tile.batch_k;
         const int last = blocks.of_tile(tile.end_row) - 1;
         const int lowest = blocks.lowest(tile.first_row);
@@ -274,7 +283,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
 }
 
 // A consumer warpgroup: 64 rows of O of each work tile.
-__device__ __forceinline__ void attend(Shared &shared, const Params &params, const Maps &maps, const Mask<causal, window> &mask,
+__device__ __forceinline__ void attend(Shared &shared, const Params &params, const Maps &maps, Mask<causal, window> &mask,
                                        Scores scores, Blocks blocks) {
     const int warp_row = uniform_warp_index() * 16;
     const int group_row = __shfl_sync(0xffffffff, warpgroup_index(), 0) * warpgroup_rows;
@@ -294,9 +303,11 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
     };
     int tile_row = work.first_row(), next_row;
     const int group = group_row / warpgroup_rows;
-    blocks.take(work.get(&WorkTile::batch_q), work.get(&WorkTile::head), tile_row, group);
+    const auto of_work = [&](auto what) { return work.get(what); };
+    blocks.take(of_work, tile_row, group);
     for (; tile_row != WorkTile::none; tile_row = next_row) {
-        const int sequence = work.get(&WorkTile::batch_q), head = work.get(&WorkTile::head);
+        if constexpr (packed) mask.take(work.get(&WorkTile::seqlen_q), work.get(&WorkTile::seqlen_k));
+        const int sequence = names_b ? sequence_of(params, work) : 0, head = work.get(&WorkTile::head);
         const int end_of_tile = work.get(&WorkTile::end_row);
         const int of_tile = blocks.of_tile(end_of_tile) - 1;
         const int first_row = tile_row + group_row, end_row = min(first_row + warpgroup_rows, end_of_tile);
@@ -315,7 +326,7 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
             work.advance();
             next_row = work.first_row();  // its wait ends a piece of code, so the rest stays behind the products' start
             // Its list comes while the last P V sums. Of no tile it is the first list, which nobody uses.
-            blocks.take(work.get(&WorkTile::batch_q), work.get(&WorkTile::head), next_row, group);
+            blocks.take(of_work, next_row, group);
             __syncwarp();  // all lanes have read the tile before
             if constexpr (lse) softmax.store_lse_if(params.lse != nullptr, lse_to, end_row - tile_row - warp_row, sink);
             work.release(softmax.is_computed());
@@ -397,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     if (warpgroup_index() == num_consumers) {
         release_registers<Share::producer>();
         if (uniform_warp_index() == num_consumers * 4 + 1) schedule(shared.work, lent.tiles_drawn, Order(params));
-        if (threadIdx.x % warpgroup_threads == 0) load(shared, maps, blocks);
+        if (threadIdx.x % warpgroup_threads == 0) load(shared, maps, mask, blocks);
         return;
     }
     take_registers<Share::consumer>();
