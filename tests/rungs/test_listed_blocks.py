@@ -188,6 +188,16 @@ def test_options_beside_a_mask(head_dim):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_dropout_beside_a_mask(head_dim):
+    """What draws the weights that are kept goes through the list too, also where a warpgroup begins at its own end."""
+    sizes = {"num_heads": 2, "num_heads_k": 1, "head_dim": head_dim, "dropout_p": 0.3}
+    several = {"seqlens_q": (70, 0, 33, 1, 130, 0, 300), "seqlens_k": (120, 10, 33, 0, 200, 0, 290)}
+    emulated(RUNG, masked(**sizes, seqlen_q=330, seqlen_k=410, causal=False, mods="mask=k%200<q&&q%5!=0"), num_sms=2)
+    emulated(RUNG, packed(**sizes, **several, mods="mask=(k+b)/64%3!=h;score=s-b"))
+
+
+@pytest.mark.slow
 def test_one_row_and_tile_after_tile_on_one_sm():
     emulated(RUNG, masked(seqlen_q=1, seqlen_k=300, causal=False, mods="mask=k%3==0"))
     for mods in ("mask=k<=q-200", "mask=k%200<100&&q%5!=0;score=s+h"):
@@ -195,10 +205,13 @@ def test_one_row_and_tile_after_tile_on_one_sm():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_a_simple_mask_leaves_the_main_loop_registers(head_dim):
+@pytest.mark.parametrize(
+    ("head_dim", "options"),
+    [(64, {}), (96, {}), (128, {}), (128, {"packed": True}), (128, {"dropout": True}), (256, {"dropout": True})],
+)
+def test_a_simple_mask_leaves_the_main_loop_registers(head_dim, options):
     """What is not in a register is read behind the vote that P has passed its limit, as seldom happens."""
-    artifact = build_one(RUNG, RUNG.config(head_dim=head_dim, mods="mask=k<=q"), "sm_90a")
+    artifact = build_one(RUNG, RUNG.config(head_dim=head_dim, mods="mask=k<=q", **options), "sm_90a")
     opcodes = [each.base for each in code.read(artifact).loop]
     usual = opcodes[: opcodes.index("VOTE")]
     assert "HGMMA" in usual

@@ -8,6 +8,7 @@
 //
 //     scheduler, a warp        draws a work tile, and puts into `work` where it is
 //     producer, one thread     has TMA load Q of the work tile, and K and V block by block
+//     drawers, 2 or 4 warps    with dropout alone: draw into `masks` which weights of a block are kept
 //     consumers, warpgroups    S = Q K^T, P, O += P V; O / l goes where Q was, and TMA stores it from there. Where Q has one
 //                              place they store it themselves, so the next Q comes while the last P V sums
 //
@@ -24,7 +25,8 @@
 // The first block has no P V before it, and behind the last one comes a P V alone. What the mbarriers say:
 //
 //     q, k, v    full: TMA has brought the tile. empty: no consumer warp needs it, and O has been read from the place of Q
-//     work       wanted: the producer will soon need a work tile. full: it is there. empty: no consumer needs it
+//     work       wanted: the producer will soon need a work tile. full: it is there. empty: no consumer or drawer needs it
+//     masks      full: the block's mask is drawn. empty: its consumer warp has it
 #include "48_column_of_ones/column_of_ones.cuh"
 #include "48_column_of_ones/drawn_mask.cuh"
 #include "48_column_of_ones/lagging_softmax.cuh"
@@ -32,9 +34,11 @@
 #include "49_every_width/slope.cuh"
 #include "51_any_mask/modified_scores.cuh"
 #include "52_listed_blocks/block_lists.cuh"
+#include "52_listed_blocks/feeders.cuh"
 #include "52_listed_blocks/text.cuh"
 #include "config.cuh"
 #include "launch.cuh"
+#include "softmax/dropout.cuh"
 #include "softmax/mask.cuh"
 #include "softmax/sinks.cuh"
 #include "pipeline/pipeline.cuh"
@@ -50,14 +54,20 @@ using namespace config;
 
 constexpr int num_consumers = block_m / warpgroup_rows;  // warpgroups; then comes the producer's
 constexpr bool is_wide = head_dim > 128;
-using Share = Registers<num_consumers, 1, (head_dim_v > 128 ? 24 : 32)>;
+constexpr int drawers = is_wide ? 2 : 4;      // warps. Wide O leaves no registers for a warpgroup: they are of the producer's
+constexpr int mask_stages = dropout ? 4 : 0;  // how many blocks of keys ahead they may be
+constexpr int of_producer = dropout && is_wide ? 56 : (dropout || head_dim_v > 128) ? 24
+                                                                                    : 32;  // registers
+using Share = Registers<num_consumers, 1, of_producer, dropout && !is_wide, 40>;
 constexpr bool is_uneven = (causal || has_mask) && !window;  // within a window all tiles see about as many keys
 constexpr bool ends_early = causal || window;           // a row may see no later key
 // A block of 64 keys is on the diagonal of 64 rows whole. What a list has is not on the diagonal.
 constexpr bool may_halve = ends_early && block_n > 80 && !has_mask;
 constexpr bool stores_by_tma = q_stages > 1;            // O
 constexpr bool names_b = (has_mask && mask_names_b) || (has_score && score_names_b);
-constexpr bool has_ones = ones && head_dim_v < 256;     // in a product of 256 columns at most; else threads sum P
+// In a product of 256 columns at most. With dropout ones would sum what is left of P.
+constexpr bool has_ones = ones && !dropout && head_dim_v < 256;
+constexpr bool sums_apart = !has_ones && !dropout;  // by threads; with dropout P is summed where it is rounded
 
 using QTile = SwizzledPanels<block_m, head_dim>;
 using OTile = SwizzledPanels<block_m, head_dim_v>;  // in the place of Q
@@ -68,6 +78,7 @@ using VTile = std::conditional_t<has_ones, WithOnes<VPanels>, VPanels>;
 using QPipeline = Pipeline<QTile, q_stages>;
 using KPipeline = Pipeline<KTile, num_stages>;
 using VPipeline = Pipeline<VTile, num_stages>;
+using Masks = MaskRing<block_n, num_consumers * 4, mask_stages, drawers>;
 using HeldQ = QOperand<16, head_dim, 0, HoistedReader<QTile, dtype>>;
 using Q = std::conditional_t<q_in_registers, HeldQ, ByRows<QTile>>;
 using K = OperandConsumer<KPipeline, ByRows<KTile>>;
@@ -75,6 +86,7 @@ using V = OperandConsumer<VPipeline, ByColumns<VTile>>;
 using S = Accumulator<16, block_n>;
 using P = HeldA<16, block_n>;
 using O = Accumulator<16, head_dim_v + (has_ones ? ones_columns : 0)>;  // and the sum of P
+using Kept = DrawnMask<dtype, Masks, dropout>;
 using Softmax = LaggingSoftmax<dtype, lse>;
 using Scores = SlopingScores<softcap, alibi, polynomial_tanh>;
 using Places = std::conditional_t<packed, PackedLists<block_m, block_n, is_uneven, has_mask && mask_names_h>,
@@ -88,6 +100,7 @@ struct Shared {
     KPipeline k;
     VPipeline v;
     WorkTileQueue work;
+    Masks masks;
 };
 FLASHLADDER_COUNTERS(tiles_drawn, "1");
 // Where a mask is an expression: tiles that have lists, what is known of their blocks, and the lists.
@@ -106,7 +119,8 @@ using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
 using BiasedTensors = std::conditional_t<alibi, Biased<BoundedTensors>, BoundedTensors>;
 using SinkingTensors = std::conditional_t<sinks, Sinking<BiasedTensors>, BiasedTensors>;
-using Params = Reading<std::conditional_t<stores_by_tma, SinkingTensors, Narrower<SinkingTensors>>>;
+using DroppingTensors = std::conditional_t<dropout, Dropping<SinkingTensors>, SinkingTensors>;
+using Params = Reading<std::conditional_t<stores_by_tma, DroppingTensors, Narrower<DroppingTensors>>>;
 using Modified = ModifiedScores<Mods, has_mask, has_score, Params, Mask<causal, window>>;
 using Maps = std::conditional_t<stores_by_tma, QkvoMaps, QkvMaps>;
 using Order = std::conditional_t<packed, PackedOrder<block_m, head_dim, is_uneven, head_dim_v>,
@@ -159,32 +173,6 @@ __device__ inline Blocks blocks_of(const Params &params, const Lent &lent, const
         return {mask};
 }
 
-// The producer, one thread: Q of each work tile, and the blocks of K and V that it sees, from the last to the first.
-__device__ inline void load(Shared &shared, const Maps &maps, Mask<causal, window> &mask, Blocks blocks) {
-    auto q = shared.q.producer();
-    auto k = shared.k.producer(), v = shared.v.producer();
-#pragma unroll 1
-    for (WorkTileReader work{shared.work};; work.advance()) {
-        const WorkTile &tile = work.wait();
-        if (tile.first_row == WorkTile::none) return;
-        if constexpr (packed) mask.take(tile.seqlen_q, tile.seqlen_k);
-        blocks.take([&](auto what) { return tile.*what; }, tile.first_row);
-        const int head_k = tile.head_k, row_k = tile.row_k, batch_k = tile.batch_k;
-        const int last = blocks.of_tile(tile.end_row) - 1;
-        const int lowest = blocks.lowest(tile.first_row);
-        if (last >= 0) shared.k.load(k, shared.k_tiles, maps.k, row_k + blocks.first_key(last), head_k, batch_k);
-        shared.q.load(q, shared.q_tiles, maps.q, tile.row_q + tile.first_row, tile.head, tile.batch_q);
-#pragma unroll 1
-        for (int j = last; j >= lowest; --j) {
-            if (j > lowest) shared.k.load(k, shared.k_tiles, maps.k, row_k + blocks.first_key(j - 1), head_k, batch_k);
-            shared.v.load(v, shared.v_tiles, maps.v, row_k + blocks.first_key(j), head_k, batch_k);
-            // Not earlier: another CTA may be free for the next tile sooner.
-            if (j == min(last, lowest + 2)) shared.work.request();
-        }
-        if (last < 0) shared.work.request();
-    }
-}
-
 // Rows of a warp.
 struct Rows {
     int of_tile, of_warp;  // the tile's first row, and the warp's within it
@@ -196,7 +184,7 @@ struct Rows {
 // first block's softmax, and `beside_last` while the last P V sums. With every option it and `attend` are too long to be
 // inlined by themselves, and products that cross a call run one by one.
 template <class Blocks, class Lowest, class Recompute, class OnBegun, class BesideLast>
-__device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Softmax &softmax, const Scores &scores,
+__device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v, Kept &kept, Softmax &softmax, const Scores &scores,
                                               const Modified &modified, const Mask<causal, window> &mask, const Blocks &blocks,
                                               const Rows &rows, int last, Lowest lowest, Recompute recompute,
                                               OnBegun on_begun, BesideLast beside_last) {
@@ -210,10 +198,11 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
     };
     // Before P is an operand. It is summed as it will be rounded: keys that weigh alike are all rounded to the same side.
     auto weigh = [&](auto &s) {
-        if constexpr (!has_ones) {
+        if constexpr (sums_apart) {
             softmax.sum_rounded(s);
             stay_here(s);  // or the operand, which belongs behind the wait for O, would be what was summed
         }
+        kept.round(s, softmax);
     };
     auto step = [&](int j, auto is_masked, auto &p_before) {
         constexpr bool masked = decltype(is_masked)::value;
@@ -221,6 +210,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());  // S = Q K^T of block j
         start_pv(p_before);                                 // of the one before
+        kept.take();                                        // while both sum
 
         wait_for<1>(s);
         constexpr bool in_line = causal && !masked && !has_score;  // all keys come before the rows' own
@@ -235,10 +225,11 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
                        scores.template cap<capped_by_softmax>());  // P = 2^(S - m)
         k.release(softmax.is_computed());  // so P comes before the wait for O: ptxas would turn them round
         weigh(s);
+        if constexpr (dropout) v.wait();  // for ptxas, which would round behind the wait for O
         wait_for(o, p_before);
         v.release();
         softmax.rescale(o);
-        p = round_to_operand<dtype>(s);
+        p = kept.rounded(s);
     };
     int j = last - 1;
     // The first block's first keys. Without a list the last of a warpgroup's rows sees 63 keys more than the first, and a block
@@ -247,6 +238,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         Accumulator<16, decltype(keys)::value> s;
         k.wait();
         start_product<dtype, head_dim>(s, q, k.operand());
+        kept.take();
         wait_for(s);
         k.release();  // not as late as in `step`: `start` takes the maxima, so no scores can be lost
         scores.apply(s);
@@ -256,7 +248,7 @@ __device__ __forceinline__ void attend_blocks(O &o, S &s, P &p, Q &q, K &k, V &v
         softmax.start(s);
         on_begun();
         weigh(s);
-        auto p_first = round_to_operand<dtype>(s);
+        auto p_first = kept.rounded(s);
         if (ends_early && !has_mask && j >= lowest)
             step(j--, std::true_type(), p_first);
         else
@@ -291,6 +283,7 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
     V v(shared.v, shared.v_tiles[0]);
     WorkTileReader work{shared.work};
     auto q_at = shared.q.consumer();
+    Kept kept(shared.masks);
     Softmax softmax{has_score ? 1.0f : scores.scale};
     // O lies where its tile's Q was. So that place is free amid the next tile, when O is stored. Only lane 0, which stores it,
     // has to wait.
@@ -334,7 +327,7 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
         // Blocks that only other warpgroups see
         auto skip = [&](int from, int to) {
 #pragma unroll 1
-            for (int j = from; j > to; --j) k.skip(), v.skip();
+            for (int j = from; j > to; --j) k.skip(), v.skip(), kept.skip();
         };
         scores.take(params, work, mask);
         const Modified modified{params, sequence, head, mask, scores.scale * ln_2};
@@ -364,7 +357,7 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
                     take_rows(s, col, part, lost);
                 }
             };
-            attend_blocks(o, s, p, q, k, v, softmax, scores, modified, mask, blocks, Rows{tile_row, warp_row, end_row}, last,
+            attend_blocks(o, s, p, q, k, v, kept, softmax, scores, modified, mask, blocks, Rows{tile_row, warp_row, end_row}, last,
                           lowest, recompute, release_q_before, finalize);
             if constexpr (window) skip(lowest, lowest_of_tile);
         } else {
@@ -373,11 +366,12 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
         }
 
         if (has_rows) {
+            const auto row_sum = [&](int h) { return sums_apart ? quad_sum(softmax.row_w(h)) : softmax.row_w(h); };
             const auto divided = [&] {
                 if constexpr (has_ones)
                     return divide_by_sums(o, softmax, sink);
                 else
-                    return divide_by<head_dim_v>(o, [&](int h) { return quad_sum(softmax.row_w(h)); }, softmax, sink);
+                    return divide_by<head_dim_v>(o, row_sum, softmax, sink, Dropout<dropout>::share(params));
             }();
             o_rows.store<OTile>(shared.q_tiles[q_at.stage], warp_row, end_row - tile_row - warp_row, params, maps, divided);
         }
@@ -399,7 +393,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         shared.q.init(num_consumers * 4);
         shared.k.init(num_consumers * 4);
         shared.v.init(num_consumers * 4);
-        shared.work.init(num_consumers * 4);
+        shared.work.init(num_consumers * 4 + (dropout ? drawers : 0));
+        shared.masks.init();
         fence_mbarrier_init();
     }
     if constexpr (has_ones) write_ones<VTile>(shared.v_tiles);
@@ -408,9 +403,17 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     if (warpgroup_index() == num_consumers) {
         release_registers<Share::producer>();
         if (uniform_warp_index() == num_consumers * 4 + 1) schedule(shared.work, lent.tiles_drawn, Order(params));
-        if (threadIdx.x % warpgroup_threads == 0) load(shared, maps, mask, blocks);
+        if (threadIdx.x % warpgroup_threads == 0) load<packed>(shared, maps, mask, blocks);
+        if constexpr (dropout && is_wide)
+            if (uniform_warp_index() >= num_consumers * 4 + 2) draw<packed>(shared, params, mask, blocks);
         return;
     }
+    if constexpr (dropout && !is_wide)
+        if (warpgroup_index() > num_consumers) {
+            release_registers<Share::helper>();
+            draw<packed>(shared, params, mask, blocks);
+            return;
+        }
     take_registers<Share::consumer>();
     attend(shared, params, maps, mask, scores, blocks);
 }
