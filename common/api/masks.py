@@ -99,6 +99,29 @@ def draft_tree(parents: torch.Tensor) -> dict[str, Any]:
     return {"mask": mask, "tensors": {"sees": sees}}
 
 
+def of_blocks(
+    seen: torch.Tensor, block_q: int = 128, block_k: int = 64, group: int = 1, causal: bool = False
+) -> dict[str, Any]:
+    """Block-sparse attention: blocks of `block_q` rows see the blocks of `block_k` keys for which `seen` is true.
+
+    seen, bool, is (row blocks, key blocks), or (heads, row blocks, key blocks), or has the batch in front of these; 1
+    stands for all heads or sequences. `group` heads of q share one of its heads. Rows count from the first of q, keys
+    from the first of k; with block_q=1 each row has its own blocks. A block of a row that sees none gives 0.
+    """
+    found = validate.tensor("seen", seen)
+    if found.dtype != torch.bool or found.dim() not in (2, 3, 4):
+        raise UnsupportedProblemError(
+            f"seen is {tuple(found.shape)} {found.dtype}; it should be bool, (row blocks, key blocks), with heads in "
+            "front, or with the batch and heads"
+        )
+    block_q, block_k, group = _count("block_q", block_q, 1), _count("block_k", block_k, 1), _count("group", group, 1)
+    head = "h" if group == 1 else f"h / {group}"
+    front = [name if size > 1 else "0" for name, size in zip(("b", head)[4 - found.dim() :], found.shape, strict=False)]
+    row = f"(q - (seqlen_k - seqlen_q)) / {block_q}"
+    mask = f"seen[{', '.join([*front, row, f'k / {block_k}'])}]"
+    return {"mask": mask, "tensors": {"seen": seen}, **({"causal": True} if validate.flag("causal", causal) else {})}
+
+
 def _of_sequence(name: str, tensor: torch.Tensor, dimensions: int) -> str:
     """How an expression names a sequence's part of a tensor, of so many dimensions without the batch."""
     found = validate.tensor(name, tensor)

@@ -134,6 +134,13 @@ def draft_tree(case):
     return masks.draft_tree(parents), sees
 
 
+def of_blocks(case):
+    """Of three rows and two keys."""
+    drawn = case.draw(1, 1, -(-case.rows // 3), -(-case.keys // 2)).bool()
+    of_row = case(drawn)[:, 0, torch.arange(case.rows) // 3]
+    return masks.of_blocks(drawn, 3, 2, causal=True), case.causal & of_row[..., torch.arange(case.keys) // 2]
+
+
 NAMED = [
     documents,
     documents_both_ways,
@@ -146,6 +153,7 @@ NAMED = [
     dilated,
     neighbourhood,
     draft_tree,
+    of_blocks,
 ]
 EACH = pytest.mark.parametrize("named", NAMED, ids=lambda named: named.__name__)
 CASES = st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(0, 24), st.integers(0, 2**31), st.booleans())
@@ -184,6 +192,27 @@ def test_chunks_of_packed_sequences_count_from_the_start_of_each():
     assert torch.equal(found, torch.block_diag(*blocks).bool())
 
 
+@pytest.mark.slow
+def test_blocks_of_groups_of_heads_and_their_gradients():
+    """As exact attention has them: four heads, of which two share what they see."""
+    made = torch.Generator().manual_seed(5)
+    q, k, v, d_o = (torch.randn(1, n, heads, 64, generator=made) for n, heads in ((90, 4), (140, 2), (140, 2), (90, 4)))
+    seen = torch.rand(2, 3, 3, generator=made) < 0.4
+    seen[..., 1] |= ~seen.any(-1)
+    q, k, v = (x.bfloat16().requires_grad_() for x in (q, k, v))
+    o = attention(q, k, v, **masks.of_blocks(seen, 32, 64, group=2))
+    o.backward(d_o.bfloat16())
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    visible = seen.repeat_interleave(2, 0).repeat_interleave(32, 1)[:, :90].repeat_interleave(64, 2)[..., :140]
+    heads_first = [x.transpose(1, 2) for x in exact]
+    by_torch = torch.nn.functional.scaled_dot_product_attention(*heads_first, visible, enable_gqa=True)
+    by_torch = by_torch.transpose(1, 2)
+    by_torch.backward(d_o.bfloat16().double())
+    assert (o - by_torch).abs().max() < 0.02
+    for found, wanted in zip((q, k, v), exact, strict=True):
+        assert (found.grad - wanted.grad).abs().max() < 0.02 * wanted.grad.abs().max()
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -195,6 +224,9 @@ def test_chunks_of_packed_sequences_count_from_the_start_of_each():
         (lambda: masks.chunks(2.5), "size=2.5"),
         (lambda: masks.sinks_and_window(-1, 3), "sinks=-1: it should be 0 or more"),
         (lambda: masks.neighbourhood(0, 1, 1), "width=0: it should be 1 or more"),
+        (lambda: masks.of_blocks(torch.ones(3, 4)), "seen is (3, 4) torch.float32; it should be bool, (row blocks"),
+        (lambda: masks.of_blocks(torch.ones(3).bool()), "seen is (3,)"),
+        (lambda: masks.of_blocks(torch.ones(3, 4).bool(), block_k=0), "block_k=0: it should be 1 or more"),
         (lambda: masks.draft_tree([-1, 0]), "parents is of type list"),
         (lambda: masks.draft_tree(torch.tensor([0, 1])), "each is a token before its own"),
         (lambda: masks.draft_tree(torch.ones(1, 2, 3).int()), "parents is (1, 2, 3)"),

@@ -66,6 +66,7 @@ def lists_of(problem, tensors, config):
         ("image:int32[];mask=image[q]==image[k]&&b!=1", {"batch": 2, "num_heads_k": 1, "extents": ((410,),)}),
         ("mask=(k+64*b)/64%3!=h&&q!=250", {"batch": 2, "causal": True}),
         ("mask=k%50==60", {}),
+        ("seen:bool[][][];mask=seen[h][(q-(seqlen_k-seqlen_q))/128][k/64]", {"extents": ((2, 3, 7),)}),
         (HALF_OF_THE_ROWS, {"head_dim": 128}),
     ],
 )

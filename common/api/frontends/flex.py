@@ -3,8 +3,8 @@
     from flashladder import create_block_mask, flex_attention
 
 A function is traced into the text of an expression (flex_trace.py), at each call: nothing tells whether what it reads
-has changed. The kernel is compiled once for a text, for all lengths. No list of blocks is made, so that a block mask
-costs no memory, and every block is evaluated.
+has changed. The kernel is compiled once for a text, for all lengths. A block mask that is made here lists no blocks, so
+that it takes no memory; the lists of torch's own are read at each call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from torch.nn.attention import flex_attention as torchs
 
 from flashladder.common.api import attention, validate
 from flashladder.common.api.frontends.flex_trace import Traced, trace
+from flashladder.common.api.frontends.flex_tree import ROW
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.expression import normal
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -76,12 +78,12 @@ def flex_attention(
 
     query is (batch, num_heads, seqlen_q, head_dim), key and value (batch, num_heads_k, seqlen_k, ...), bf16 or fp16. A
     score_mod is a function of (score, b, h, q_idx, kv_idx), traced at each call. A block mask is `create_block_mask`'s,
-    or torch's own: of that the function alone is read, at each call. kernel_options are hints for torch's kernel, and
-    change nothing here. With `return_lse` it returns (O, log-sum-exp). Both have gradients, also by the tensors that a
-    score_mod reads.
+    or torch's own: of that the function and the lists of blocks are read, at each call. BlockMask.from_kv_blocks may do
+    without a function. kernel_options are hints for torch's kernel, and change nothing here. With `return_lse` it
+    returns (O, log-sum-exp). Both have gradients, also by the tensors that a score_mod reads.
 
-    Raises UnsupportedProblemError for functions that no expression says, a block mask of other sizes, one whose blocks
-    hide what no function does, fewer heads of key without enable_gqa, and what `attention` refuses.
+    Raises UnsupportedProblemError for functions that no expression says, a block mask of other sizes, fewer heads of
+    key without enable_gqa, and what `attention` refuses.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if validate.tensor(name, tensor).dim() != 4:
@@ -118,23 +120,35 @@ def _mask_of(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Traced:
             f"block_mask is of {seq_lengths} rows and keys, query and key have {(seqlen_q, key.shape[2])}"
         )
     if not isinstance(block_mask, BlockMask):
-        _check_blocks(block_mask)
-        return trace("mask_mod", block_mask.mask_mod, query.device, False, "m")
+        return _in_blocks(block_mask, trace("mask_mod", block_mask.mask_mod, query.device, False, "m"))
     for name, wanted, size in (("B", block_mask.batch, batch), ("H", block_mask.num_heads, num_heads)):
         if wanted not in (None, 1, size):
             raise UnsupportedProblemError(f"block_mask is of {name}={wanted}, query has {size}")
     return block_mask.traced
 
 
-def _check_blocks(block_mask: torchs.BlockMask) -> None:
-    """UnsupportedProblemError where blocks alone say what is hidden."""
-    if block_mask.mask_mod is not torchs.noop_mask:
-        return
-    listed = block_mask.kv_num_blocks
+def _in_blocks(block_mask: torchs.BlockMask, traced: Traced) -> Traced:
+    """A mask_mod as torch's kernels take it: in listed blocks. Of those that are listed as full all is seen."""
+    block_q, block_k = block_mask.BLOCK_SIZE
+    rows, keys = (-(-n // size) for n, size in zip(block_mask.seq_lengths, (block_q, block_k), strict=True))
+    tensors = {"part_blocks": _listed(block_mask.kv_num_blocks, block_mask.kv_indices, rows, keys)}
     if block_mask.full_kv_num_blocks is not None:
-        listed = listed + block_mask.full_kv_num_blocks
-    rows, keys = (-(-n // size) for n, size in zip(block_mask.seq_lengths, block_mask.BLOCK_SIZE, strict=True))
-    if listed.shape[-1] < rows or bool((listed < keys).any()):
-        raise UnsupportedProblemError(
-            "block_mask has no mask_mod and hides blocks, which are not read: give the function that hides them"
-        )
+        tensors["full_blocks"] = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, rows, keys)
+
+    def shown(name: str) -> str:
+        b, h = (which if size > 1 else "0" for which, size in zip("bh", tensors[name].shape[:2], strict=True))
+        return f"{name}[{b}, {h}, ({normal(ROW)}) / {block_q}, k / {block_k}]"
+
+    each = [shown("part_blocks") + f" && ({traced.text})", *map(shown, list(tensors)[1:])]
+    return Traced(" || ".join(each), traced.tensors | tensors)
+
+
+def _listed(count: torch.Tensor, indices: torch.Tensor, rows: int, keys: int) -> torch.Tensor:
+    """Which blocks of keys each block of rows lists, (batch, num_heads, rows, keys), bool."""
+    if count.shape[-1] < rows:
+        raise UnsupportedProblemError(f"block_mask lists blocks for {count.shape[-1]} blocks of rows of {rows}")
+    count, indices = count[..., :rows], indices[..., :rows, :].long()
+    is_listed = torch.arange(indices.shape[-1], device=indices.device) < count[..., None]
+    places = indices.where(is_listed, keys).clamp(max=keys)  # one behind the last for what is not listed
+    found = torch.zeros(*count.shape, keys + 1, dtype=torch.bool, device=indices.device)
+    return found.scatter_(-1, places, True)[..., :keys]

@@ -228,17 +228,44 @@ def test_numbers_made_inside_are_literals_and_tensors_lie_on_one_device():
         text(lambda s, b, h, q, k: s * WEIGHT)
 
 
-def test_blocks_that_say_more_than_their_function_are_refused():
+def blocks_of(listed, full=None, **given):
+    """torch's block mask of blocks of 16 rows and 32 keys, (heads, 2, 3) each, of truth values."""
+    lists = [(x.sum(-1).int()[None], x.int().argsort(dim=-1, descending=True, stable=True).int()[None])
+             for x in (listed, full) if x is not None]  # fmt: skip
+    return torchs.BlockMask.from_kv_blocks(*(x for each in lists for x in each), BLOCK_SIZE=(16, 32),
+                                           seq_lengths=(30, 90), **given)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_lists_of_blocks_hide_what_they_do_not_list():
+    """With a function and without one: full blocks are seen whole, and of others what the function shows."""
+    made = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 2, rows, 64, generator=made).bfloat16() for rows in (30, 90, 90))
+    listed, full = torch.tensor([[[1, 0, 1], [0, 1, 0]], [[0, 0, 1], [1, 1, 0]]]).bool(), torch.zeros(2, 2, 3).bool()
+    full[0, 0, 1] = full[1, 1, 2] = True
+    by_function = torch.arange(90) % 3 != torch.arange(30)[:, None] % 3
+
+    def within(b, h, q_idx, kv_idx):
+        return kv_idx % 3 != q_idx % 3
+
+    def elements(blocks):
+        return blocks.repeat_interleave(16, 1)[:, :30].repeat_interleave(32, 2)[..., :90]
+
+    for block_mask, seen in (
+        (blocks_of(listed), elements(listed)),
+        (blocks_of(listed[:1]), elements(listed[:1])),
+        (blocks_of(listed, full, mask_mod=within), elements(listed) & by_function | elements(full)),
+    ):
+        found = flex_attention(q, k, v, block_mask=block_mask)
+        exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), seen)
+        assert (found - exact).abs().max() < 0.02
+    few = blocks_of(listed[:, :1])
+    with pytest.raises(UnsupportedProblemError, match="block_mask lists blocks for 1 blocks of rows of 2"):
+        flex_attention(q, k, v, block_mask=few)
+
+
+def test_what_is_no_block_mask_is_refused():
     q = torch.randn(1, 1, 32, 64).bfloat16()
-    whole = torchs.create_block_mask(torchs.noop_mask, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)
-    assert flex._mask_of(whole, q, q).text == "true"
-    indices = torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
-    for listed in ([1, 1], [2, 1]):
-        blocks = torchs.BlockMask.from_kv_blocks(
-            torch.tensor([[listed]], dtype=torch.int32), indices, BLOCK_SIZE=16, seq_lengths=(32, 32)
-        )
-        with pytest.raises(UnsupportedProblemError, match="block_mask has no mask_mod and hides blocks"):
-            flex_attention(q, q, q, block_mask=blocks)
     sliced = torchs.create_block_mask(causal, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)[:1]
     with pytest.raises(UnsupportedProblemError, match=r"mask_mod cannot be traced: .*slic"):
         flex_attention(q, q, q, block_mask=sliced)
