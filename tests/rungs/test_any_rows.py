@@ -88,6 +88,12 @@ def test_tiles_with_fewer_blocks_than_parts(rung):
     assert not torch.equal(run(whole, make_inputs(whole), rung).o, tensors.o)
 
 
+@pytest.mark.parametrize("keys", [600, 2600], ids=["few", "many"])
+def test_parts_of_a_tile_full_of_rows(keys, rung):
+    """A thread adds up several rows' parts at once, and comes again for more."""
+    emulated(problem((30,), (keys,), num_heads=2, num_heads_k=1), rung=rung)
+
+
 @pytest.mark.parametrize("kind", ["", pytest.param("tensor_scales", marks=pytest.mark.slow), "page_scales"])
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
 def test_caches_in_8_bits(kind, arch):

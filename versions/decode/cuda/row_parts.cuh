@@ -171,40 +171,80 @@ struct PartOfTile {
         });
     }
 
-    // O of the tile's rows from all parts, four columns a thread: added up in their order, whichever was ready first.
+    // O of the tile's rows from all parts: added up in their order, whichever was ready first. An item is four columns of a
+    // row. As each turn is a way to L2 and back, a thread loads 16 parts of items at once, or 8 where rows are wide: there
+    // few registers are free.
     template <class Params, class Tile, class Has>
     __device__ void combine(const Params &params, const RowParts &parts, int count, const Tile &tile, int threads, Has has) const {
-        constexpr int at_once = 8, chunks = cols / 4;
-        for (int i = threadIdx.x; i < (tile.last() + 1) * chunks; i += threads) {
-            const int row = i / chunks, col = i % chunks * 4;
-            float m = -3.0e38f, l = 0.0f;
-            float4 o = {};
+        constexpr int loads = cols <= 128 ? 16 : 8;
+        if (count <= 4)
+            combine_items<loads / 4, 4>(params, parts, count, tile, threads, has);
+        else
+            combine_items<loads / 8, 8>(params, parts, count, tile, threads, has);
+    }
+
+  private:
+    template <int items, int at_once, class Params, class Tile, class Has>
+    __device__ void combine_items(const Params &params, const RowParts &parts, int count, const Tile &tile, int threads,
+                                  Has has) const {
+        constexpr int chunks = cols / 4;
+        const int end = (tile.last() + 1) * chunks;
+        const float *lse_of_rows = parts.lse + first;
+        const float4 *o_of_rows = reinterpret_cast<const float4 *>(parts.o + first * cols);
+#pragma unroll 1
+        for (int begin = threadIdx.x; begin < end; begin += items * threads) {
+            Sum sums[items];
+#pragma unroll 1
             for (int part = 0; part < count; part += at_once) {
-                float lse[at_once], highest = m;
-                float4 of_part[at_once];
+                float lse[items][at_once];
+                float4 o[items][at_once];
 #pragma unroll
-                for (int p = 0; p < at_once; ++p) {
-                    const long long at = first + min(part + p, count - 1) * block_m + row;
-                    lse[p] = part + p < count ? parts.lse[at] : -INFINITY;
-                    of_part[p] = *reinterpret_cast<const float4 *>(parts.o + at * cols + col);
-                }
+                for (int k = 0; k < items; ++k)
 #pragma unroll
-                for (int p = 0; p < at_once; ++p) highest = fmaxf(highest, lse[p]);
-                auto weigh = [&](float factor, float4 x, float weight) {
-                    o.x = o.x * factor + x.x * weight, o.y = o.y * factor + x.y * weight;
-                    o.z = o.z * factor + x.z * weight, o.w = o.w * factor + x.w * weight;
-                    l = l * factor + weight;
-                };
-                weigh(exp2_approx(m - highest), {}, 0.0f);
+                    for (int p = 0; p < at_once; ++p) {
+                        const int i = min(begin + k * threads, end - 1);
+                        const bool is_part = part + p < count;
+                        lse[k][p] = is_part ? lse_of_rows[(part + p) * block_m + i / chunks] : -INFINITY;
+                        o[k][p] = is_part ? o_of_rows[(part + p) * block_m * chunks + i] : float4{};
+                    }
 #pragma unroll
-                for (int p = 0; p < at_once; ++p) weigh(1.0f, of_part[p], exp2_approx(lse[p] - highest));
-                m = highest;
+                for (int k = 0; k < items; ++k) sums[k].add(lse[k], o[k]);
             }
-            const RowEnd end{params, tile.head(row), m, l};
-            if (has(col))
-                store_rounded(tile.template element<config::dtype>(params.o, params.o_stride, row) + col,
-                              make_float4(o.x * end.share, o.y * end.share, o.z * end.share, o.w * end.share));
-            if (params.lse != nullptr && col == 0) params.lse[tile.in_lse(params, row)] = end.lse * ln_2;
+#pragma unroll
+            for (int k = 0; k < items; ++k) {
+                const int i = begin + k * threads, row = i / chunks, col = i % chunks * 4;
+                if (i >= end) break;
+                const RowEnd row_end{params, tile.head(row), sums[k].m, sums[k].l};
+                if (has(col))
+                    store_rounded(tile.template element<config::dtype>(params.o, params.o_stride, row) + col,
+                                  sums[k].scaled(row_end.share));
+                if (params.lse != nullptr && col == 0) params.lse[tile.in_lse(params, row)] = row_end.lse * ln_2;
+            }
         }
     }
+
+    // Four columns of O of some parts, each part with a weight of 2^(its log-sum-exp - m), and the sum l of the weights.
+    struct Sum {
+        float m = -3.0e38f, l = 0.0f;
+        float4 o = {};
+
+        template <int count>
+        __device__ void add(const float (&lse)[count], const float4 (&of_part)[count]) {
+            float highest = m;
+#pragma unroll
+            for (int p = 0; p < count; ++p) highest = fmaxf(highest, lse[p]);
+            add(exp2_approx(m - highest), {}, 0.0f);
+#pragma unroll
+            for (int p = 0; p < count; ++p) add(1.0f, of_part[p], exp2_approx(lse[p] - highest));
+            m = highest;
+        }
+        __device__ void add(float factor, float4 x, float weight) {
+            o.x = o.x * factor + x.x * weight, o.y = o.y * factor + x.y * weight;
+            o.z = o.z * factor + x.z * weight, o.w = o.w * factor + x.w * weight;
+            l = l * factor + weight;
+        }
+        __device__ float4 scaled(float factor) const {
+            return make_float4(o.x * factor, o.y * factor, o.z * factor, o.w * factor);
+        }
+    };
 };
