@@ -105,44 +105,45 @@ __device__ inline void copy_keys(const RowParams &params, const TensorMapBytes &
     });
 }
 
-// Takes the next work as soon as there is a place for its Q. Each CTA asks once more than there is work for it: so many times
-// in all, that the counter is then at zero again.
+// Starts copying a tile's rows, by a warp. Behind them come zeros for the rest of their warpgroup, all warps of which multiply.
+__device__ inline void copy_q(const RowParams &params, const RowTile<block_m> &tile, dtype *to) {
+    const auto columns = columns_of<narrower>(params);
+    int first = 0;
+#pragma unroll 1
+    for (; first <= tile.last(); first += rows)
+        copy_part_by_warp<QTile, rows>(
+            to, first, [&](int r) { return tile.template element<const dtype>(params.q, params.q_stride, first + r); },
+            [&](int r, int col) { return tile.has(first + r) && columns.has(col); });
+    clear_rows_by_warp<QTile>(to, first, (first + warpgroup_rows - 1) / warpgroup_rows * warpgroup_rows);
+}
+
+// Takes the next work as soon as there is a place for its Q. The first one has the CTA's own number. For others it asks, once
+// more than there is work for it: so many times in all as there is work, so that the counter is then at zero again.
 __device__ inline void copy_rows(const RowParams &params, unsigned *next, RowPipeline &q) {
     auto at = q.producer();
-    const auto columns = columns_of<narrower>(params);
     const RowSchedule<block_m, block_n, RowParams> schedule{params};
     const unsigned all = static_cast<unsigned>(schedule.all) * params.num_heads_k;
-    bool is_last = false;
+    unsigned i = blockIdx.x;
 #pragma unroll 1
-    while (!is_last) {
-        q.empty[at.stage].wait(at.parity);
-        RowWork work{};
-        unsigned i;
-        do {
-            i = lane_index() == 0 ? atomicInc(next, all + gridDim.x - 1) : 0;
-            i = __shfl_sync(0xffffffff, i, 0);
-            if (i < all) work = schedule.find(i / params.num_heads_k);
-        } while (i < all && work.at.rows == 0);  // of sequences that overlap
-        is_last = i >= all;
-        const int head_k = i % params.num_heads_k;
-        if (lane_index() == 0) {
-            q.work[at.stage] = work, q.head_k[at.stage] = head_k;
-            q.known[at.stage].arrive();
+    while (true) {
+        const RowWork work = i < all ? schedule.find(i / params.num_heads_k) : RowWork{};
+        if (i >= all || work.at.rows > 0) {  // else of sequences that overlap
+            const int head_k = i % params.num_heads_k;
+            if (lane_index() == 0) {
+                q.work[at.stage] = work, q.head_k[at.stage] = head_k;
+                q.known[at.stage].arrive();
+            }
+            if (i < all) copy_q(params, RowTile<block_m>{params, work.at, head_k}, q.tiles[at.stage]);
+            cp_async_commit();
+            cp_async_wait<0>();
+            fence_proxy_async();  // before wgmma reads Q
+            __syncwarp();
+            q.full[at.stage].arrive_as_warp();
+            if (i >= all) return;
+            at.advance();
+            q.empty[at.stage].wait(at.parity);
         }
-        const RowTile<block_m> tile{params, work.at, head_k};
-        if (!is_last)
-#pragma unroll 1
-            for (int first = 0; first < block_m; first += rows)
-                copy_part_by_warp<QTile, rows>(
-                    q.tiles[at.stage], first,
-                    [&](int r) { return tile.template element<const dtype>(params.q, params.q_stride, first + r); },
-                    [&](int r, int col) { return tile.has(first + r) && columns.has(col); });
-        cp_async_commit();
-        cp_async_wait<0>();
-        fence_proxy_async();  // before wgmma reads Q
-        __syncwarp();
-        q.full[at.stage].arrive_as_warp();
-        at.advance();
+        i = __shfl_sync(0xffffffff, lane_index() == 0 ? gridDim.x + atomicInc(next, all - 1) : 0, 0);
     }
 }
 
