@@ -94,6 +94,16 @@ def test_parts_of_a_tile_full_of_rows(keys, rung):
     emulated(problem((30,), (keys,), num_heads=2, num_heads_k=1), rung=rung)
 
 
+@pytest.mark.slow
+def test_one_turn_of_long_parts_in_place_of_two_of_short_ones(monkeypatch):
+    """On a GPU of 4 SMs: two parts of each head take no longer than four."""
+    monkeypatch.setattr(type(BY_WARPGROUPS), "check_value", lambda *_: None)
+    task = problem((1,), (1024,), num_heads=2, num_heads_k=2)
+    of_two, of_four, as_usual = (emulated(task, rung=BY_WARPGROUPS, wave=wave).o for wave in (4, 1, 132))
+    assert torch.equal(of_four, as_usual)
+    assert not torch.equal(of_two, of_four)
+
+
 @pytest.mark.parametrize("kind", ["", pytest.param("tensor_scales", marks=pytest.mark.slow), "page_scales"])
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
 def test_caches_in_8_bits(kind, arch):

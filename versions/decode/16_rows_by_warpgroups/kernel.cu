@@ -121,7 +121,7 @@ __device__ inline void copy_q(const RowParams &params, const RowTile<block_m> &t
 // more than there is work for it: so many times in all as there is work, so that the counter is then at zero again.
 __device__ inline void copy_rows(const RowParams &params, unsigned *next, RowPipeline &q) {
     auto at = q.producer();
-    const RowSchedule<block_m, block_n, RowParams> schedule{params};
+    const RowSchedule<block_m, block_n, RowParams> schedule{params, wave};
     const unsigned all = static_cast<unsigned>(schedule.all) * params.num_heads_k;
     unsigned i = blockIdx.x;
 #pragma unroll 1

@@ -41,7 +41,8 @@ struct RowSchedule {
     int a_part = INT32_MAX;       // blocks
     int all = 0, of_several = 0;  // numbers of work, and those of sequences of several tiles among them
 
-    __device__ explicit RowSchedule(const Params &params_) : params(params_) {
+    // A `wave` of CTAs that each compute several parts, one by one: two short ones become one where that takes no longer.
+    __device__ explicit RowSchedule(const Params &params_, int wave = 0) : params(params_) {
         long long blocks = 0, tiles = 0;
         Lane latest{Sequence{0, 0, 0}, 0, 0, 0};
 #pragma unroll 2
@@ -53,11 +54,18 @@ struct RowSchedule {
         const int target = params.target_parts;
         // Sequences that overlap may be more tiles than the grid has room for.
         if (target > 0 && tiles <= static_cast<long long>(params.seqlen_q) * params.group() / block_m + params.batch + 1) {
-            a_part = static_cast<int>(min((blocks + target - 1) / target, static_cast<long long>(INT32_MAX - 1)));
-            a_part = max(a_part, 1);
-            // As each tile is cut into one more at most, these can be more: parts grow until they are not.
-            if (params.batch < 32 && tiles <= target)
-                while (warp_sum(latest.numbers(a_part)) > target) a_part += 1 + a_part / 16;
+            auto cut = [&](int most) {
+                int blocks_each = static_cast<int>(min((blocks + most - 1) / most, static_cast<long long>(INT32_MAX - 1)));
+                blocks_each = max(blocks_each, 1);
+                // As each tile is cut into one more at most, these can be more: parts grow until they are not.
+                if (params.batch < 32 && tiles <= most)
+                    while (warp_sum(latest.numbers(blocks_each)) > most) blocks_each += 1 + blocks_each / 16;
+                return blocks_each;
+            };
+            a_part = cut(target);
+            if (const int turn = wave / params.num_heads_k; wave > 0 && params.batch < 32 && tiles <= turn)
+                if (warp_sum(latest.numbers(a_part)) > turn)
+                    if (const int longer = cut(turn); longer <= 2 * a_part) a_part = longer;
         }
         for (int first = 0; first <= params.batch; first += 32) {
             const Lane lane = sequence(first + lane_index());
