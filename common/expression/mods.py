@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from flashladder.common.errors import ExpressionError
-from flashladder.common.expression import parse, text
+from flashladder.common.expression import parse, ranges, text
 from flashladder.common.expression.derivative import ZERO, derivative
 from flashladder.common.expression.tree import (
     DTYPES,
@@ -132,6 +132,7 @@ class Mods:
         """What kernels are compiled from, as lines of C++ in the namespace `config`."""
         mask, score = (text.c(tree) if tree else default for tree, default in ((self.mask, "true"), (self.score, "s")))
         read, of_score = (names(tree) if tree else set() for tree in (self.mask, self.score))
+        within = ranges.c(self.mask) if self.mask else "ranges::truth(true)"
         what, given = "template <class Params>\n    __device__ static", "const Params &params, const Place &at"
         return [
             f"constexpr bool has_mask = {str(self.mask is not None).lower()};",
@@ -142,6 +143,7 @@ class Mods:
             *self._params(),
             "struct Mods {",
             f"    {what} bool mask({given}) {{ return {mask}; }}",
+            f"    {what} Maybe mask_within({given}, Range q, Range k) {{ return {within}; }}",
             f"    {what} float score({given}, float s) {{ return {score}; }}",
             *(f"    {line}" for line in self._derivatives(given)),
             "};",

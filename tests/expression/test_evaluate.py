@@ -10,7 +10,7 @@ import torch
 
 from flashladder.common.compiler.toolchain import toolchain
 from flashladder.common.errors import ExpressionError
-from flashladder.common.expression import Declared, Node, Type, c, parse
+from flashladder.common.expression import Declared, Node, Type, c, parse, ranges
 from flashladder.common.expression.evaluate import Evaluator, evaluate
 from flashladder.common.expression.typed import FUNCTIONS
 from flashladder.common.paths import CUDA_HEADERS
@@ -19,6 +19,9 @@ from flashladder.tests.support.random_expressions import EXTENT, TENSORS, random
 SIZES = {"b": 2, "h": 3, "q": 5, "k": 6}
 OF_C = {"bool": "bool", "uint8": "unsigned char", "int16": "short", "int32": "int", "int64": "long long"}
 OF_C |= {"fp32": "float", "fp64": "double"}
+
+Ends = tuple[int, int]
+Place = tuple[int, int, Ends, Ends]  # b, h, the first and last q, and k
 
 
 def places(**sizes: int) -> dict[str, torch.Tensor]:
@@ -110,6 +113,12 @@ def compiled(folder: Path, trees: list[Node]) -> ctypes.CDLL:
         f"(void)s; return static_cast<double>({c(each)}); }}\n"
         for n, each in enumerate(trees)
     )
+    functions += "".join(
+        f'extern "C" int within{n}(const Params &params, const Place &at, Range q, Range k) '
+        f"{{ const Maybe x = {ranges.c(each)}; return x.may + 2 * x.must; }}\n"
+        for n, each in enumerate(trees)
+        if each.type == Type.BOOL
+    )
     source = f'#define __device__\n#include "softmax/expression.cuh"\nstruct Params {{\n{members}}};\n{functions}'
     (folder / "trees.cpp").write_text(source)
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
@@ -118,13 +127,17 @@ def compiled(folder: Path, trees: list[Node]) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "trees.so"))
 
 
-def computed(library: ctypes.CDLL, number: int, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What one of these functions gives at all positions."""
+def params_of(tensors: dict[str, torch.Tensor]) -> ctypes.Array[ctypes.c_char]:
     pointers = [tensors[each.name].data_ptr() for each in TENSORS]
     extents = [EXTENT for each in TENSORS for _ in range(1, each.rank)]
-    params = (ctypes.c_char * 256).from_buffer_copy(
+    return (ctypes.c_char * 256).from_buffer_copy(
         b"".join([*(p.to_bytes(8, "little") for p in pointers), *(e.to_bytes(4, "little") for e in extents)]).ljust(256)
     )
+
+
+def computed(library: ctypes.CDLL, number: int, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What one of these functions gives at all positions."""
+    params = params_of(tensors)
     function = getattr(library, f"tree{number}")
     function.restype = ctypes.c_double
     found = torch.empty([SIZES[name] for name in "bhqk"], dtype=torch.float64)
@@ -149,6 +162,68 @@ def test_random_trees_come_to_the_same_in_c_and_in_torch(tmp_path: Path) -> None
         torch.testing.assert_close(
             computed(library, number, tensors), by_torch(tree, tensors), rtol=0, atol=0, equal_nan=True, msg=c(tree)
         )
+
+
+class Range(ctypes.Structure):
+    _fields_ = (("low", ctypes.c_longlong), ("high", ctypes.c_longlong))
+
+
+def known(library: ctypes.CDLL, number: int, tensors: dict[str, torch.Tensor], at: Place) -> tuple[bool, bool]:
+    """Whether a tree may be true somewhere in a rectangle, and whether it is everywhere."""
+    b, h, (q, last_q), (k, last_k) = at
+    first = (ctypes.c_int * 6)(b, h, q, k, SIZES["q"], SIZES["k"])
+    found = getattr(library, f"within{number}")(params_of(tensors), first, Range(q, last_q), Range(k, last_k))
+    return bool(found & 1), bool(found & 2)
+
+
+def drawn(chance: random.Random) -> Place:
+    b, h = chance.randrange(SIZES["b"]), chance.randrange(SIZES["h"])
+    q, k = (sorted(chance.choices(range(SIZES[name]), k=2)) for name in "qk")
+    return b, h, (q[0], q[1]), (k[0], k[1])
+
+
+@pytest.mark.slow
+def test_what_is_known_of_a_rectangle_is_so_at_each_place(tmp_path: Path) -> None:
+    """And of a good part of those where a tree is the same everywhere it is known."""
+    chance, tensors = random.Random(53), random_tensors(seed=1)
+    trees = [random_tree(chance, Type.BOOL, depth=4) for _ in range(400)]
+    library, uniform, found = compiled(tmp_path, trees), 0, 0
+    for number, tree in enumerate(trees):
+        exact = by_torch(tree, tensors) != 0
+        for at in (drawn(chance) for _ in range(20)):
+            b, h, (q, last_q), (k, last_k) = at
+            of_rectangle = exact[b, h, q : last_q + 1, k : last_k + 1]
+            may, must = known(library, number, tensors, at)
+            assert may or not of_rectangle.any(), (c(tree), at)
+            assert not must or of_rectangle.all(), (c(tree), at)
+            uniform += bool(of_rectangle.all() or not of_rectangle.any())
+            found += must or not may
+    assert found > uniform / 2
+
+
+RECTANGLES: list[tuple[str, Ends, Ends, tuple[bool, bool]]] = [
+    ("k <= q", (4, 7), (0, 4), (True, True)),
+    ("k <= q", (4, 7), (8, 9), (False, False)),
+    ("k <= q", (4, 7), (4, 5), (True, False)),
+    ("q - k < 3", (5, 8), (0, 2), (False, False)),
+    ("abs(q - k) >= 3", (1, 4), (2, 6), (True, False)),
+    ("seen[q / 4] && k <= q", (4, 7), (0, 4), (True, True)),
+    ("seen[q / 4] && k <= q", (3, 4), (0, 2), (True, False)),
+    ("k <= q && seen[k - 4]", (0, 3), (3, 4), (True, False)),  # may not be read
+    ("k % 4 == 3 || k > 9", (0, 3), (0, 2), (False, False)),
+    ("q * 2147483647 < 1", (0, 3), (0, 2), (True, False)),
+    ("k < 8 ? q < 8 : q >= 8", (1, 7), (3, 7), (True, True)),
+    ("q < 2 == k < 2", (2, 7), (3, 7), (True, True)),
+]
+
+
+@pytest.mark.slow
+def test_rectangles(tmp_path: Path) -> None:
+    tensors = {**random_tensors(seed=1), "seen": torch.tensor([False, True, True, False] * 2)}
+    named = {"seen": Declared("seen", "bool", 1)}
+    library = compiled(tmp_path, [parse.mask(text, named) for text, *_ in RECTANGLES])
+    for number, (text, q, k, expected) in enumerate(RECTANGLES):
+        assert known(library, number, tensors, (0, 0, q, k)) == expected, text
 
 
 @pytest.mark.slow

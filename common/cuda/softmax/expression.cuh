@@ -1,6 +1,8 @@
 // What the text of a mask or a score is printed with (common/expression): where it is evaluated, and its functions. These
 // are defined for all numbers, also where C leaves it open.
 #pragma once
+#include "softmax/ranges.cuh"
+
 #include <math.h>
 
 // An element of S: its sequence, head of Q and positions in the sequence, and the lengths of that. The rows of Q are the

@@ -1,0 +1,127 @@
+// What is known of an expression in a rectangle of scores (common/expression/ranges.py): of whole numbers the least and the
+// largest, of truth values what they may be. It may be less than is true, and never more.
+#pragma once
+
+struct Maybe {
+    bool may, must;  // be true somewhere; be true everywhere
+};
+
+struct Range {
+    long long low, high;
+
+    __device__ bool is_one() const { return low == high; }
+};
+
+namespace ranges {
+constexpr long long most = 1ll << 31;  // in magnitude: products of two have 64 bits
+__device__ inline Maybe unknown() { return {true, false}; }
+__device__ inline Range any_number() { return {-0x7fffffffffffffffll - 1, 0x7fffffffffffffffll}; }
+
+__device__ inline Maybe truth(bool x) { return {x, x}; }  // of C's types `a & b` is a number
+__device__ inline Range exactly(int x) { return {x, x}; }
+__device__ inline Range exactly(long long x) { return {x, x}; }
+
+// Truth values that numbers are reckoned with.
+__device__ inline Range number(Range x) { return x; }
+__device__ inline Range number(Maybe x) { return {x.must, x.may}; }
+
+__device__ inline bool is_small(Range x) { return x.low >= -most && x.high <= most; }
+// Where a number of so many bits may have grown beyond them, it may be any.
+template <int bits>
+__device__ inline Range within(long long low, long long high) {
+    return bits == 64 || (low >= -most && high < most) ? Range{low, high} : any_number();
+}
+template <class A, class B, class Of>
+__device__ inline Range reckon(A a, B b, Of of) {
+    const Range x = number(a), y = number(b);
+    return is_small(x) && is_small(y) ? of(x, y) : any_number();
+}
+template <int bits, class A, class B>
+__device__ inline Range sum(A a, B b) {
+    return reckon(a, b, [](Range x, Range y) { return within<bits>(x.low + y.low, x.high + y.high); });
+}
+template <int bits, class A, class B>
+__device__ inline Range difference(A a, B b) {
+    return reckon(a, b, [](Range x, Range y) { return within<bits>(x.low - y.high, x.high - y.low); });
+}
+template <int bits, class A, class B>
+__device__ inline Range product(A a, B b) {
+    return reckon(a, b, [](Range x, Range y) {
+        const long long ends[] = {x.low * y.low, x.low * y.high, x.high * y.low, x.high * y.high};
+        long long low = ends[0], high = ends[0];
+        for (long long end : ends) low = end < low ? end : low, high = end > high ? end : high;
+        return within<bits>(low, high);
+    });
+}
+// By one number above 0, towards 0.
+template <int bits, class A, class B>
+__device__ inline Range quotient(A a, B b) {
+    return reckon(a, b, [](Range x, Range y) {
+        if (!y.is_one() || y.low <= 0 || y.low == most) return any_number();
+        const int by = y.low;
+        return within<bits>(x.low / by, x.high / by);
+    });
+}
+template <int bits, class A, class B>
+__device__ inline Range remainder(A a, B b) {
+    return reckon(a, b, [](Range x, Range y) {
+        if (!y.is_one() || y.low <= 0 || y.low == most) return any_number();
+        const int by = y.low;
+        if (x.low < 0) return Range{1 - by, by - 1};
+        return x.low / by == x.high / by ? Range{x.low % by, x.high % by} : Range{0, by - 1};
+    });
+}
+template <class A, class B>
+__device__ inline Range min(A a, B b) {
+    const Range x = number(a), y = number(b);
+    return {x.low < y.low ? x.low : y.low, x.high < y.high ? x.high : y.high};
+}
+template <class A, class B>
+__device__ inline Range max(A a, B b) {
+    const Range x = number(a), y = number(b);
+    return {x.low > y.low ? x.low : y.low, x.high > y.high ? x.high : y.high};
+}
+template <int bits, class A>
+__device__ inline Range abs(A a) {
+    const Range x = number(a);
+    if (x.low >= 0) return x;
+    if (!is_small(x)) return any_number();
+    return within<bits>(x.high > 0 ? 0 : -x.high, -x.low > x.high ? -x.low : x.high);
+}
+
+template <class A, class B>
+__device__ inline Maybe at_most(A a, B b) {
+    const Range x = number(a), y = number(b);
+    return {x.low <= y.high, x.high <= y.low};
+}
+template <class A, class B>
+__device__ inline Maybe below(A a, B b) {
+    const Range x = number(a), y = number(b);
+    return {x.low < y.high, x.high < y.low};
+}
+template <class A, class B>
+__device__ inline Maybe equal(A a, B b) {
+    const Range x = number(a), y = number(b);
+    return {x.low <= y.high && y.low <= x.high, x.is_one() && y.is_one() && x.low == y.low};
+}
+
+__device__ inline Maybe inverse(Maybe x) { return {!x.must, !x.may}; }
+// The second one only where all evaluate it, or where it is `always` known, as it reads nothing.
+template <class Second>
+__device__ inline Maybe both(Maybe x, Second second, bool always) {
+    if (!x.may || (!x.must && !always)) return {x.may, false};
+    const Maybe y = second();
+    return {y.may, x.must && y.must};
+}
+template <class Second>
+__device__ inline Maybe either(Maybe x, Second second, bool always) {
+    if (x.must || (x.may && !always)) return {true, x.must};
+    const Maybe y = second();
+    return {x.may || y.may, y.must};
+}
+template <class Yes, class No, class Result>
+__device__ inline Result chosen(Maybe x, Yes yes, No no, Result unsure) {
+    return x.must ? yes() : !x.may ? no()
+                                   : unsure;
+}
+}  // namespace ranges
