@@ -132,8 +132,9 @@ def _in_blocks(block_mask: torchs.BlockMask, traced: Traced) -> Traced:
     block_q, block_k = block_mask.BLOCK_SIZE
     rows, keys = (-(-n // size) for n, size in zip(block_mask.seq_lengths, (block_q, block_k), strict=True))
     tensors = {"part_blocks": _listed(block_mask.kv_num_blocks, block_mask.kv_indices, rows, keys)}
-    if block_mask.full_kv_num_blocks is not None:
-        tensors["full_blocks"] = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, rows, keys)
+    full, indices = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+    if full is not None and indices is not None:
+        tensors["full_blocks"] = _listed(full, indices, rows, keys)
 
     def shown(name: str) -> str:
         b, h = (which if size > 1 else "0" for which, size in zip("bh", tensors[name].shape[:2], strict=True))
