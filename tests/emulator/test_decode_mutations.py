@@ -8,7 +8,7 @@ from flashladder.common.problem.problem import Problem
 
 pytestmark = pytest.mark.slow
 
-BY_TMA, OF_ROWS = ("decode/08", "decode/09"), ("decode/15", "decode/16")
+BY_TMA, OF_ROWS = ("decode/08", "decode/09"), ("decode/15", "decode/16", "decode/17")
 ASKED = ("decode/06", "decode/07", *BY_TMA, "decode/10", *OF_ROWS, "mla/00", "mla/01", "mla/02")
 DEPENDENT = ("decode/07", *BY_TMA)
 SIZES = {
@@ -17,13 +17,13 @@ SIZES = {
 }
 
 
-def kernel(name, entry, *lengths, parts=2, rows=()):
+def kernel(name, entry, *lengths, parts=2, rows=(), softmax_scale=None, **config):
     """Of a rung, with sequences of these lengths that are cut into so many parts, or have so many rows."""
     ladder = name.partition("/")[0]
     options = {"num_splits": parts, **({"packed_q": True, "paged": True} if rows else {})}
     sizes = {**SIZES[ladder], "seqlens_q": rows, "seqlens_k": lengths, "causal": bool(rows)}
-    problem = Problem(**sizes, options=options, operation=ladder)
-    return OneKernel(name, entry, problem)
+    problem = Problem(**sizes, options=options, operation=ladder, softmax_scale=softmax_scale)
+    return OneKernel(name, entry, problem, **config)
 
 
 def main(name):
@@ -35,6 +35,9 @@ def main(name):
         return kernel(name, "attention_decode", 400, 100, parts=0, rows=(20, 50))
     if name == "decode/16":  # a warpgroup whose rows see a block less than the other's, and one without rows
         return kernel(name, "attention_decode", 650, 400, 100, parts=0, rows=(64, 5, 3))
+    if name == "decode/17":  # so, one block that is not full, and scores far from each other, which P loses
+        sizes = {"parts": 0, "rows": (64, 5, 3), "softmax_scale": 100.0}
+        return kernel(name, "attention_decode", 650, 400, 40, **sizes, block_n=64)
     return kernel(name, "attention_decode", 590, 100) if "decode" in name else kernel(name, "attention_mla", 300)
 
 

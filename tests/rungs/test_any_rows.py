@@ -1,4 +1,4 @@
-"""decode/15 and 16 on the emulator, under the race detector: rows of many sequences, over pages."""
+"""decode/15, 16 and 17 on the emulator, under the race detector: rows of many sequences, over pages."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 from flashladder.common.runtime.execute import on_emulator
 
-RUNGS = RUNG, BY_WARPGROUPS = [catalog.find(f"decode/{number}") for number in ("15", "16")]
+RUNGS = RUNG, *BY_WARPGROUPS = [catalog.find(f"decode/{number}") for number in ("15", "16", "17")]
 ARCH = {"ampere": "sm_80", "hopper": "sm_90a"}
 # A prompt, a sequence without rows, one without keys, a chunk, a token, one with more rows than keys: in blocks of 64.
 ROWS, KEYS = (70, 0, 3, 33, 1, 9), (70, 40, 0, 200, 129, 4)
@@ -47,7 +47,12 @@ def emulated(task, tensors=None, rung=RUNG, make=translate, **config):
     return tensors
 
 
-@pytest.fixture(params=[RUNG, pytest.param(BY_WARPGROUPS, marks=pytest.mark.slow)], ids=lambda rung: rung.address)
+by_warpgroups = pytest.mark.parametrize("rung", BY_WARPGROUPS, ids=lambda rung: rung.address)
+
+
+@pytest.fixture(
+    params=[RUNG, *(pytest.param(x, marks=pytest.mark.slow) for x in BY_WARPGROUPS)], ids=lambda rung: rung.address
+)
 def rung(request):
     return request.param
 
@@ -60,9 +65,29 @@ def test_rows_of_many_sequences():
     assert (tensors.lse[0, :, begin : begin + 3] == -torch.inf).all()
 
 
-def test_the_same_by_warpgroups():
+@by_warpgroups
+def test_the_same_by_warpgroups(rung):
     """A tile of two warpgroups, of which one has rows that see other blocks, or none."""
-    emulated(problem(), rung=BY_WARPGROUPS, make=build_one)
+    emulated(problem(), rung=rung, make=build_one)
+
+
+def far_scores(task):
+    """Q and K whose scores grow towards the first keys, by more than 2^64: P of a later block is infinite at first."""
+    tensors = make_inputs(task)
+    tensors.q.fill_(4.0)
+    for sequence, keys in enumerate(task.seqlens_k):
+        for key in range(keys):
+            page = tensors.block_table[sequence, key // 16].long()
+            tensors.k_cache[page, key % 16] = 4.0 - key / 64
+    return tensors
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.slow
+def test_scores_that_a_lagging_maximum_loses(dtype):
+    """They are computed once more, of K whose place is not free yet."""
+    task = problem((70, 3), (400, 300), dtype=dtype, softmax_scale=1.0)
+    emulated(task, far_scores(task), rung=BY_WARPGROUPS[-1])
 
 
 PARTS = {
@@ -97,9 +122,10 @@ def test_parts_of_a_tile_full_of_rows(keys, rung):
 @pytest.mark.slow
 def test_one_turn_of_long_parts_in_place_of_two_of_short_ones(monkeypatch):
     """On a GPU of 4 SMs: two parts of each head take no longer than four."""
-    monkeypatch.setattr(type(BY_WARPGROUPS), "check_value", lambda *_: None)
+    rung = BY_WARPGROUPS[0]
+    monkeypatch.setattr(type(rung), "check_value", lambda *_: None)
     task = problem((1,), (1024,), num_heads=2, num_heads_k=2)
-    of_two, of_four, as_usual = (emulated(task, rung=BY_WARPGROUPS, wave=wave).o for wave in (4, 1, 132))
+    of_two, of_four, as_usual = (emulated(task, rung=rung, wave=wave).o for wave in (4, 1, 132))
     assert torch.equal(of_four, as_usual)
     assert not torch.equal(of_two, of_four)
 
@@ -171,7 +197,7 @@ def test_all_that_rows_see_together(rung):
 @pytest.mark.slow
 def test_any_sequences(rung, sequences, group, page_size, bounds, seed):
     rows, keys = zip(*sequences, strict=True)
-    if rung == BY_WARPGROUPS:
+    if rung in BY_WARPGROUPS:
         page_size = 8 if page_size < 16 else page_size  # it is compiled for a power of two
     emulated(problem(rows, keys, page_size, num_heads=group, num_heads_k=1, seed=seed, **bounds), rung=rung)
 
@@ -205,8 +231,9 @@ def test_tiles_of_any_size(config):
 )
 @pytest.mark.parametrize("page_size", [8, 32, 256])
 @pytest.mark.slow
-def test_tiles_of_warpgroups_and_boxes_of_any_size(config, page_size):
-    emulated(problem((90, 1, 0, 17), (533, 80, 9, 40), page_size), rung=BY_WARPGROUPS, **config)
+@by_warpgroups
+def test_tiles_of_warpgroups_and_boxes_of_any_size(rung, config, page_size):
+    emulated(problem((90, 1, 0, 17), (533, 80, 9, 40), page_size), rung=rung, **config)
 
 
 @pytest.mark.slow
