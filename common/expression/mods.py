@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 
 from flashladder.common.errors import ExpressionError
 from flashladder.common.expression import parse, ranges, text
-from flashladder.common.expression.derivative import ZERO, derivative
+from flashladder.common.expression.derivative import ONE, ZERO, derivative
 from flashladder.common.expression.tree import (
     DTYPES,
     SCORE,
@@ -114,6 +114,11 @@ class Mods:
         return tuple(sorted({each.tensor.name for each in self.elements if derivative(self.score, each) != ZERO}))
 
     @cached_property
+    def has_slope(self) -> bool:
+        """Whether the score may grow by more or less than s does."""
+        return self.score is not None and derivative(self.score, _S) != ONE
+
+    @cached_property
     def spelled(self) -> str:
         """As a configuration has it; empty where it does nothing."""
         return self._joined({what: text.normal(tree) for what, tree in self.trees.items()})
@@ -139,6 +144,7 @@ class Mods:
             f"constexpr bool has_score = {str(self.score is not None).lower()};",
             *(f"constexpr bool mask_names_{name} = {str(name in read).lower()};" for name in ("b", "h")),
             f"constexpr bool score_names_b = {str('b' in of_score).lower()};",
+            f"constexpr bool has_slope = {str(self.has_slope).lower()};",
             f"constexpr bool has_gradients = {str(bool(self.gradients)).lower()};",
             *self._params(),
             "struct Mods {",

@@ -9,7 +9,7 @@ struct Span {
 };
 
 // A tile of a sequence, and a head.
-struct Place {
+struct TilePlace {
     int number, head, batch;
 
     // Whether it has any of so many rows or keys.
@@ -26,7 +26,7 @@ struct Place {
 // fill begin / block tiles, and each sequence adds at most one that is not full. The sequence of a place is the last one
 // whose places begin there or before; a warp looks for it, 32 sequences at a time. Few places are empty.
 template <int block>
-__device__ inline Place packed_place(const int *cu_seqlens, int batch, int total) {
+__device__ inline TilePlace packed_place(const int *cu_seqlens, int batch, int total) {
     const int place = blockIdx.x;
     auto first_place = [&](int b) { return min(max(__ldg(cu_seqlens + b), 0), total) / block + b; };
     int first = 0;
@@ -42,14 +42,14 @@ __device__ inline Place packed_place(const int *cu_seqlens, int batch, int total
 
 // The rows of Q of a CTA of a pass.
 template <bool packed, class Params>
-__device__ inline Place rows_of_cta(const Params &p) {
+__device__ inline TilePlace rows_of_cta(const Params &p) {
     if constexpr (packed) return packed_place<config::block_m>(p.cu_seqlens_q, p.batch, p.total_q);
     return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z)};
 }
 
 // The keys of a CTA of the loop.
 template <bool packed, bool by_sections, class Params>
-__device__ inline Place keys_of_cta(const Params &p) {
+__device__ inline TilePlace keys_of_cta(const Params &p) {
     if constexpr (packed) return packed_place<config::block_n>(p.cu_seqlens_k, p.batch, p.total_k);
     const KeyTile<config::head_dim, by_sections, 16, false> tile{p};
     return {tile.number, tile.head, tile.batch};
