@@ -71,3 +71,24 @@ def test_gradients(head_dim):
     expected = exact(*doubled[:3], seen, lambda s: s + doubled[3][:, near])
     for got, wanted in zip(found, torch.autograd.grad(expected, doubled, dout.double()), strict=True):
         assert (got.double() - wanted).abs().max() < 0.03 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("text", ["k <= q && document[q] == document[k]", "k <= q || 4 * k < seqlen_k"])
+def test_gradients_beside_blocks_that_a_mask_hides(head_dim, text):
+    """On Hopper by lists; without a score, so up to 128 columns."""
+    rows, keys = 1500, 2100
+    q = torch.randn(2, rows, 2, head_dim, device="cuda").bfloat16()
+    k, v = torch.randn(2, 2, keys, 2, head_dim, device="cuda").bfloat16()
+    document = (torch.arange(keys, device="cuda").float().sqrt() / 8).int()
+    row, key = torch.arange(keys - rows, keys, device="cuda")[:, None], torch.arange(keys, device="cuda")
+    reads = "document" in text
+    seen = (key <= row) & (document[row] == document[key]) if reads else (key <= row) | (4 * key < keys)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    o = attention(*inputs, mask=text, tensors={"document": document} if reads else None)
+    dout = torch.randn_like(o)
+    found = torch.autograd.grad(o, inputs, dout)
+    doubled = [x.detach().double().requires_grad_() for x in inputs]
+    expected = exact(*doubled, seen, lambda s: s)
+    for got, wanted in zip(found, torch.autograd.grad(expected, doubled, dout.double()), strict=True):
+        assert (got.double() - wanted).abs().max() < 0.03 * wanted.abs().max()
