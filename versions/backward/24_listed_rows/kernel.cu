@@ -185,12 +185,10 @@ __device__ inline void consume(Shared &shared, const ListedWorkspaces &workspace
         const float *lse = shared.q.numbers[q_at.stage] + row;
         const int this_key = first_key + warp_key;
         if (is_part(tiles, mask, first_key)) expressions.hide(s, this_key, first_row);
-        if constexpr (has_score) {
+        if constexpr (has_score)
             expressions.template weigh<dtype, slopes>(s, p_rounded, lse, score.scale, slope, this_key, first_row);
-            stay_here(s);  // or the next product's registers are copied while it runs
-        } else {
+        else
             weights<dtype, softcap, alibi>(s, p_rounded, lse, score.scale, slope, first_row + mask.shift - this_key);
-        }
         if constexpr (!at_once) wait_for(dp);
     };
     // dS^T of a step, for dQ
