@@ -101,27 +101,20 @@ struct RowCopier {
         }
     }
 
-    // Widens what the lane has copied. The next pieces are loaded meanwhile, as shared memory is slow where products read it.
+    // Widens what the lane has copied. What it does next is loaded meanwhile.
     __device__ void widen(const WarpScales &scales, uint32_t block) const {
         if constexpr (in_8_bits) {
-            constexpr int depth = config::pieces_ahead + 1;
             const uint32_t from = block + own_place();
-            uint4 found[depth];
-            float scale[depth];
-            auto load = [&](int piece) {
-                const int row = row_of_piece(piece), col = piece % 2 * cols;
-                found[piece % depth] = load_shared_16(moved(from, row, 0, col));
-                scale[piece % depth] = scales.of(row / 8, row % 8 + lane / 4 % 2, col / 128 + lane / 16);
-            };
-#pragma unroll
-            for (int piece = 0; piece < depth - 1; ++piece) load(piece);
+            auto load = [&](int piece) { return load_shared_16(moved(from, row_of_piece(piece), 0, piece % 2 * cols)); };
+            uint4 found[2] = {load(0)};
 #pragma unroll
             for (int piece = 0; piece < pieces; ++piece) {
-                if (piece + depth - 1 < pieces) load(piece + depth - 1);
-                const uint4 sixteen = found[piece % depth];
+                const uint4 sixteen = found[piece % 2];
+                if (piece + 1 < pieces) found[(piece + 1) % 2] = load(piece + 1);
                 const int row = row_of_piece(piece), col = piece % 2 * cols;
-                store_shared_16(moved(from, row, 0, col), widened<T>(uint2{sixteen.x, sixteen.y}, scale[piece % depth]));
-                store_shared_16(moved(from, row, 1, col), widened<T>(uint2{sixteen.z, sixteen.w}, scale[piece % depth]));
+                const float scale = scales.of(row / 8, row % 8 + lane / 4 % 2, col / 128 + lane / 16);
+                store_shared_16(moved(from, row, 0, col), widened<T>(uint2{sixteen.x, sixteen.y}, scale));
+                store_shared_16(moved(from, row, 1, col), widened<T>(uint2{sixteen.z, sixteen.w}, scale));
             }
         }
     }
