@@ -63,6 +63,7 @@ LATENTS = {"operation": "mla", "head_dim": 576, "head_dim_v": 512, "num_heads_k"
         ({"options": {"new_keys": True}, "seqlen_k": 1024}, H100, "decode/12"),
         ({"options": {"fp8_cache": True}, "seqlen_k": 1024}, H100, "decode/11"),
         ({"options": {"packed_q": True, "paged": True}, "seqlen_k": 1024, "seqlen_q": 99}, H100, "decode/16"),
+        ({"options": {"packed_q": True, "paged": True}, "seqlen_k": 1024, "seqlen_q": 199}, H100, "decode/17"),
         ({"options": {"packed_q": True, "paged": True, "page_size": 24}, "seqlen_k": 1024}, H100, "decode/15"),
         ({"options": {"packed_q": True, "paged": True, "fp8_cache": True}, "seqlen_k": 1024}, H100, "decode/15"),
         ({"options": {"packed_q": True}, "seqlen_k": 99, "head_dim": 80, "sinks": True}, A100, "decode/15"),

@@ -1,9 +1,11 @@
 """What the exact gradients allow a kernel that gets O in 16 bits."""
 
+import math
+
 import pytest
 import torch
 
-from flashladder.common.problem.check import expect, verify
+from flashladder.common.problem.check import Expected, expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 
@@ -34,3 +36,10 @@ def test_delta_is_of_the_rounded_o_under_a_softcap(family, head_dim):
     assert not faults(1 - tanh**2, dout * o)
     assert faults(1 - tanh**2, 0.9 * dout * o)
     assert faults(1 - tanh, dout * o)
+
+
+@pytest.mark.parametrize(("given", "faults"), [(-math.inf, 0), (math.inf, 1), (-3e38, 1)])
+def test_what_an_outputs_type_has_no_number_for_is_infinite(given, faults):
+    exact = torch.tensor([[[-8.8e38]]], dtype=torch.float64)
+    found = verify(Expected({"dsinks": exact}, {"dsinks": 1e34}), {"dsinks": torch.tensor([[[given]]])})
+    assert len(found.faults) == faults

@@ -198,6 +198,8 @@ def _flex(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
         hidden = mask_functions.function(problem, _TORCH_WORDS)
         sizes = (*mask_functions.sizes(problem), problem.seqlen_q, problem.seqlen_k)
         mask = module.create_block_mask(hidden, *sizes, device=q.device)
+    # It is compiled for each problem's lengths. By torch's own limit the ninth would not be.
+    torch._dynamo.config.recompile_limit = 64
     kernel = torch.compile(module.flex_attention, dynamic=False)
     options = {"scale": problem.softmax_scale, "enable_gqa": problem.num_heads != problem.num_heads_k}
 
