@@ -11,6 +11,7 @@ from flashladder.common.measure import baselines
 from flashladder.common.measure.baselines import mask_functions
 from flashladder.common.measure.cells import cells
 from flashladder.common.problem import modified
+from flashladder.common.problem.check import expect, verify
 from flashladder.common.problem.inputs import make_inputs
 from flashladder.common.problem.problem import Problem
 
@@ -79,7 +80,15 @@ def test_flex_attention_has_a_block_mask(on_hopper, monkeypatch):
     assert torch.equal(told["m"].mask_mod(0, 0, q, k), (k <= q) | (k < 64))
 
 
-def test_flash_attention_4_has_a_function_and_lists(on_hopper, monkeypatch):
+@pytest.fixture
+def words_of_4(monkeypatch):
+    """The packages whose functions its masks are written in."""
+    cute = SimpleNamespace(math=SimpleNamespace(sqrt=torch.sqrt))
+    monkeypatch.setitem(sys.modules, "cutlass", SimpleNamespace(Int32=torch.int32, Float32=torch.float32, cute=cute))
+    monkeypatch.setitem(sys.modules, "cutlass.cute", cute)
+
+
+def test_flash_attention_4_has_a_function_and_lists(on_hopper, words_of_4, monkeypatch):
     problem = Problem(num_heads=4, seqlen_q=64, mods="mask=k<=q&&h<2", causal=True)
     told, listed = {}, []
 
@@ -87,9 +96,6 @@ def test_flash_attention_4_has_a_function_and_lists(on_hopper, monkeypatch):
         told.update(options)
         return q, None
 
-    cute = SimpleNamespace(math=SimpleNamespace(sqrt=torch.sqrt))
-    monkeypatch.setitem(sys.modules, "cutlass", SimpleNamespace(Int32=torch.int32, Float32=torch.float32, cute=cute))
-    monkeypatch.setitem(sys.modules, "cutlass.cute", cute)
     lists = SimpleNamespace(compute_block_sparsity=lambda *given: listed.append(given) or "lists")
     monkeypatch.setitem(sys.modules, "flash_attn.cute.compute_block_sparsity", lists)
     baseline = baselines.find("fa4", "forward")
@@ -101,3 +107,53 @@ def test_flash_attention_4_has_a_function_and_lists(on_hopper, monkeypatch):
     assert device.type == "meta"
     assert mask is told["mask_mod"]
     assert mask.__cute_hash__ == "lambda b, h, q, k, *_: (k <= q) & ((k <= q) & (h < 2))"
+
+
+OF_GRADIENTS = {"operation": "backward", "num_heads": 4, "num_heads_k": 2, "seqlen_q": 200, "seqlen_k": 256}
+
+
+def test_flex_attentions_backward_pass_runs_alone(on_hopper, monkeypatch):
+    """Twice, and without its forward pass."""
+    problem = Problem(**OF_GRADIENTS, head_dim=64, softmax_scale=0.2, mods="mask=k<=q||4*k<seqlen_k")
+    forward_passes = []
+
+    def by_textbook(q, k, v, *, block_mask, scale, enable_gqa):
+        assert enable_gqa
+        forward_passes.append(block_mask.shape)
+        hidden = ~block_mask.mask_mod(0, 0, torch.arange(200)[:, None], torch.arange(256))
+        q, k, v = q.double(), *(x.double().repeat_interleave(2, 1) for x in (k, v))
+        return ((scale * q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v).to(torch.bfloat16)
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: by_textbook)
+    tensors = make_inputs(problem)
+    run = baselines.find("flex", "backward").prepare(problem, tensors)
+    for _ in range(2):
+        verify(expect(problem, tensors), run()._asdict()).require("flex")
+    assert forward_passes == [(1, 1, 200, 256)]
+
+
+def test_flash_attention_4s_backward_pass_has_the_rows_of_each_block_of_keys(on_hopper, words_of_4, monkeypatch):
+    problem, told = Problem(**OF_GRADIENTS | {"seqlen_q": 256}, mods="mask=k<=q&&k<128"), {}
+
+    def flash_attn_bwd(q, k, v, *_, **options):
+        told.update(options)
+        return q, k, v
+
+    lists = SimpleNamespace(BlockSparseTensorsTorch=lambda *given, block_size: (given, block_size))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.block_sparsity", lists)
+    baseline = baselines.find("fa4", "backward")
+    module = SimpleNamespace(_flash_attn_bwd=flash_attn_bwd)
+    usual = type(baseline)._import
+    monkeypatch.setattr(type(baseline), "_import", lambda each: module if each.name == "fa4" else usual(each))
+    baseline.prepare(problem, make_inputs(problem))()
+    (in_part, which, whole, which_whole), block_size = told["block_sparse_tensors"]
+    assert (told["causal"], block_size) == (False, (128, 128))
+    # The first 128 rows see the first 128 keys in part, and the others see them whole.
+    assert (in_part.tolist(), whole.tolist()) == ([[[1, 0]]], [[[1, 0]]])
+    assert (int(which[0, 0, 0, 0]), int(which_whole[0, 0, 0, 0])) == (0, 1)
+
+
+def test_no_order_is_asked_for_beside_a_mask(on_hopper):
+    problem = Problem(**OF_GRADIENTS, mods="mask=k<=q", options={"deterministic": True})
+    for name in ("fa4", "flex"):
+        assert "the same bits each time" in baselines.find(name, "backward").refusal(problem)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 
-from flashladder.common.measure.baselines import CpuBaseline, RunOnce, by_name
+from flashladder.common.measure.baselines import CpuBaseline, RunOnce, by_name, mask_functions
 from flashladder.common.measure.baselines import forward as of_forward
 from flashladder.common.measure.baselines.forward import sides_of, takes_square_causal
 from flashladder.common.problem.config import listing
@@ -129,12 +130,47 @@ def _flash_attn_4(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
     options |= {name: value for name in ("softcap", DETERMINISTIC) if (value := getattr(problem, name))}
     if problem.dlse:
         options[DLSE] = tensors.by_name[DLSE]
+    if problem.mods:
+        options |= _mask_for_4(problem, tensors.device)
 
     def run() -> Gradients:
         found = module._flash_attn_bwd(*given, tensors.lse, **options)
         return Gradients(*(gradient.view(tensors.by_name[x].shape) for x, gradient in zip("qkv", found, strict=True)))
 
     return run
+
+
+def _mask_for_4(problem: Problem, device: torch.device) -> dict[str, Any]:
+    """With lists of the blocks of rows that see a block of keys."""
+    mask = of_forward.block_mask(problem, device)
+    listed = import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
+    lists = listed(
+        mask.q_num_blocks,
+        mask.q_indices,
+        mask.full_q_num_blocks,
+        mask.full_q_indices,
+        block_size=mask.BLOCK_SIZE,
+    )
+    return {"mask_mod": of_forward.mask_of_4(problem), "block_sparse_tensors": lists, "causal": False}
+
+
+def _refuses_4(problem: Problem) -> str | None:
+    lacking = _takes_no(DSINKS, DETERMINISTIC) if problem.mods else _takes_no(DSINKS)
+    return lacking(problem) or mask_functions.refusal(problem)
+
+
+def _flex(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
+    """Of a graph that is kept, so that the backward pass runs alone."""
+    functorch: Any = import_module("torch._functorch.config")
+    functorch.donated_buffer = False  # else a graph's memory is used again by its first backward pass
+    dout, *given = (tensors.by_name[name].detach().transpose(1, 2) for name in ("dout", "q", "k", "v"))
+    given = [tensor.requires_grad_() for tensor in given]
+    o = of_forward.flex_attention(module, problem, tensors.device)(*given)
+    return lambda: _gradients(torch.autograd.grad(o, given, dout, retain_graph=True))
+
+
+def _refuses_flex(problem: Problem) -> str | None:
+    return _takes_no(*_MORE)(problem) or of_forward.takes_what_others_do_not(problem)
 
 
 def _torch_cpu(_: Any, problem: Problem, tensors: Tensors) -> RunOnce:
@@ -152,7 +188,8 @@ _FORWARD = of_forward.BASELINES
 BASELINES = by_name(
     _of(_FORWARD["fa2"], bind=_torch_flash, refuses=_takes_no(DLSE, DSINKS)),
     _of(_FORWARD["cudnn"], bind=_torch_cudnn, refuses=_refuses_cudnn),
-    _of(_FORWARD["fa4"], module="flash_attn.cute.interface", bind=_flash_attn_4, refuses=_takes_no(DSINKS)),
+    _of(_FORWARD["fa4"], module="flash_attn.cute.interface", bind=_flash_attn_4, refuses=_refuses_4),
+    _of(_FORWARD["flex"], bind=_flex, refuses=_refuses_flex),
 )
 ON_CPU = by_name(
     CpuBaseline(

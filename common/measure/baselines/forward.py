@@ -6,6 +6,7 @@ out, and the others compute it all the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -162,14 +163,20 @@ def _mask_for_4(problem: Problem, device: torch.device) -> dict[str, Any]:
     """An expression as FlashAttention-4 takes it, with lists of its blocks: the causal mask is a part of it then."""
     if not problem.mods:
         return {}
-    cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
-    words = {"sqrt": cute.math.sqrt, "whole": lambda x: x.to(cutlass.Int32), "real": lambda x: x.to(cutlass.Float32)}
-    mask = mask_functions.function(problem, words)
-    mask.__cute_hash__ = mask_functions.source(problem)  # type: ignore[attr-defined]  # it has no file to be hashed
+    mask = mask_of_4(problem)
     listing = import_module("flash_attn.cute.compute_block_sparsity").compute_block_sparsity
     sizes = (each or 1 for each in mask_functions.sizes(problem))
     lists = listing(*_BLOCK_OF_4, *sizes, problem.seqlen_q, problem.seqlen_k, mask, None, device)
     return {"mask_mod": mask, "block_sparse_tensors": lists, "causal": False}
+
+
+def mask_of_4(problem: Problem) -> Callable[..., Any]:
+    """The mask as FlashAttention-4's functions are written."""
+    cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
+    words = {"sqrt": cute.math.sqrt, "whole": lambda x: x.to(cutlass.Int32), "real": lambda x: x.to(cutlass.Float32)}
+    mask = mask_functions.function(problem, words)
+    mask.__cute_hash__ = mask_functions.source(problem)  # type: ignore[attr-defined]  # it has no file to be hashed
+    return mask
 
 
 def options_of(problem: Problem, everything: int | None) -> dict[str, Any]:
@@ -192,24 +199,29 @@ def sides_of(problem: Problem, everything: int | None) -> tuple[int | None, int 
 
 
 def _flex(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
-    q, k, v = _heads_first(tensors)
-    mask = None
-    if problem.causal or problem.mods:
-        hidden = mask_functions.function(problem, _TORCH_WORDS)
-        sizes = (*mask_functions.sizes(problem), problem.seqlen_q, problem.seqlen_k)
-        mask = module.create_block_mask(hidden, *sizes, device=q.device)
+    given, kernel = _heads_first(tensors), flex_attention(module, problem, tensors.device)
+    return lambda: Output(kernel(*given).transpose(1, 2))
+
+
+def flex_attention(module: Any, problem: Problem, device: torch.device) -> Callable[..., torch.Tensor]:
+    """FlexAttention, compiled, of q, k and v of (batch, heads, seqlen, head_dim)."""
+    mask = block_mask(problem, device) if problem.causal or problem.mods else None
     # It is compiled for each problem's lengths. By torch's own limit the ninth would not be.
     torch._dynamo.config.recompile_limit = 64
     kernel = torch.compile(module.flex_attention, dynamic=False)
-    options = {"scale": problem.softmax_scale, "enable_gqa": problem.num_heads != problem.num_heads_k}
-
-    def run() -> Output:
-        return Output(kernel(q, k, v, block_mask=mask, **options).transpose(1, 2))
-
-    return run
+    grouped = problem.num_heads != problem.num_heads_k
+    return partial(kernel, block_mask=mask, scale=problem.softmax_scale, enable_gqa=grouped)
 
 
-def _takes_what_others_do_not(problem: Problem) -> str | None:
+def block_mask(problem: Problem, device: torch.device) -> Any:
+    """The mask as FlexAttention takes it: with lists of blocks of 128 rows and 128 keys."""
+    module = import_module("torch.nn.attention.flex_attention")
+    visible = mask_functions.function(problem, _TORCH_WORDS)
+    sizes = (*mask_functions.sizes(problem), problem.seqlen_q, problem.seqlen_k)
+    return module.create_block_mask(visible, *sizes, device=device)
+
+
+def takes_what_others_do_not(problem: Problem) -> str | None:
     widest = Baseline.max_head_dim
     if problem.mods:
         return mask_functions.refusal(problem)
@@ -368,7 +380,7 @@ BASELINES = by_name(
         package="torch",
         install=_TORCH,
         bind=_flex,
-        refuses=_takes_what_others_do_not,
+        refuses=takes_what_others_do_not,
         bounds=("mods",),
         max_head_dim=512,
         compiles=True,
