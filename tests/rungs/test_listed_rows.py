@@ -54,6 +54,27 @@ def test_a_mask_that_is_the_causal_one():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("mask", "tiles", "ctas"), [("k>=0", 32, 4), ("k/128==q/128", 8, 4), ("k/128==1", 8, 1), ("q/64==0", 4, 0)]
+)
+def test_tiles_that_nobody_sees_are_not_computed(mask, tiles, ctas):
+    """A tile is five products. As dQ comes a tile late, a CTA has one product of dQ more, unless it has one tile alone."""
+    task = problem(seqlen_q=512, seqlen_k=512, num_heads=1, head_dim=128, mods=f"mask={mask}")
+    config = RUNG.config_for(task)
+    product = 2 * config.block_m * config.block_n * 128
+    assert (config.block_m, config.block_n) == (64, 128)
+    assert emulated(RUNG, task).mma_flops == (5 * tiles + ctas) * product
+
+
+@pytest.mark.parametrize("options", [{"dsinks": True}, {"deterministic": True}, {"dsinks": True, "dlse": True}])
+def test_options_beside_a_list(options):
+    task = problem(seqlen_q=300, **GROUPS, mods=DOCUMENTS, options=options)
+    tensors = make_inputs(task)
+    if "dlse" in options:
+        tensors.dlse.masked_fill_(tensors.lse.isinf(), 0)
+    emulated(RUNG, task, tensors)
+
+
 def test_what_it_refuses():
     for mods, sizes in (
         ("score=s/2", {"head_dim": 128}),
