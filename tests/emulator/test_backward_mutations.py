@@ -59,6 +59,11 @@ def split(tiles=3, **more):
     return kernel("backward/20", tiles, sizes={"causal": True}, config={"split_heads": True}, **more)
 
 
+def listed():
+    """Rung 24 with a mask that hides a tile, and shows one whole, others in part. No kernel that lists synchronises."""
+    return kernel("backward/24", tiles=3, sizes={"mods": "mask=k<=q"})
+
+
 @pytest.mark.parametrize("rung", AS_IN)
 def test_what_is_not_asked_has_no_synchronisation_of_its_own(rung):
     asked = kernel(ASKED[0]).counted() | kernel(ASKED[1]).counted()
@@ -169,6 +174,11 @@ def test_the_loss_of_any_synchronisation_of_heads_that_have_their_ctas_is_report
     """What they have beside rung 20 without an order."""
     together = kernel("backward/20", sizes={"causal": True}).counted()
     split().is_exact("backward/20, split heads", together)
+
+
+def test_the_loss_of_any_synchronisation_of_a_loop_over_a_list_is_reported():
+    """What rung 24 has beside rung 20."""
+    listed().is_exact("backward/24", in_order().reported("backward/20"))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_mask_that_is_the_causal_one():
     ("mask", "tiles", "ctas"), [("k>=0", 32, 4), ("k/128==q/128", 8, 4), ("k/128==1", 8, 1), ("q/64==0", 4, 0)]
 )
 def test_tiles_that_nobody_sees_are_not_computed(mask, tiles, ctas):
-    """A tile is five products. As dQ comes a tile late, a CTA has one product of dQ more, unless it has one tile alone."""
+    """A tile is five products. As dQ comes a tile late, a CTA of several tiles has one product more."""
     task = problem(seqlen_q=512, seqlen_k=512, num_heads=1, head_dim=128, mods=f"mask={mask}")
     config = RUNG.config_for(task)
     product = 2 * config.block_m * config.block_n * 128
