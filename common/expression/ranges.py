@@ -41,6 +41,8 @@ def _truth(node: Node) -> str | None:
             is_read = any(isinstance(part, Element) for part in walk(right))
             return f"ranges::{function}({c(left)}, [&] {{ return {c(right)}; }}, {str(not is_read).lower()})"
         case Binary(operator=operator, left=left, right=right) if operator in (*EQUALITY, *ORDER):
+            if Type.FLOAT in (left.type, right.type):
+                return None  # it may be beyond all whole numbers, or NaN
             if operator in _TURNED:
                 operator, left, right = _TURNED[operator], right, left
             if operator == "!=":

@@ -138,7 +138,7 @@ def several():
 def test_what_is_built_for_an_architecture(several):
     kinds = {(each.config.dtype, each.config.head_dim, each.config.causal) for each in several}
     assert len(kinds) == 8
-    any_rows = {"sm_80": {"decode/15_any_rows"}, "sm_90a": {"decode/16_rows_by_warpgroups"}}
+    any_rows = {"sm_80": {"decode/15_any_rows"}, "sm_90a": {"decode/16_rows_by_warpgroups", "decode/17_lagging_rows"}}
     steps = {"sm_80": {"decode/06_equal_parts"}, "sm_90a": {"decode/07_dependent_combine", "decode/13_cluster_combine"}}
     prompts = {"sm_80": {"24_woven_general"}, "sm_90a": {"49_every_width"}}
     for arch, names in prompts.items():
