@@ -6,6 +6,7 @@ A way is two attentions, the sizes, and what makes a model ready for its steps; 
 from __future__ import annotations
 
 import itertools
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -181,6 +182,8 @@ def _process_group(device: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # gloo's thread frees the last step under the lock that is held where the model is freed, which waits for that thread.
+        time.sleep(0 if device == "cuda" else 0.1)
         dist.destroy_process_group()
 
 
