@@ -31,10 +31,7 @@ from flashladder.common.problem.config import GpuDescription, Value, gpu_names, 
 from flashladder.common.problem.kind import LENGTHS, Kind
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
-_ANY_PAGES = (
-    16,
-    64,
-)  # kernels of decode/16 and 17 are of one size; others take any, for which the usual may have winners
+_ANY_PAGES = (16, 64)  # decode/16 and 17 have kernels of one size; others of any, for which the usual may have winners
 _USUAL = (("bf16", "fp16"), (64, 128), (False, True), LENGTHS)  # dtype, head_dim, causal, length
 _OFF = ("fp8_cache", "tensor_scales", "page_scales", "tree", "leftpad", "rotary", "rotary_interleaved")
 # The options that a kind of decode has, at their defaults. They are declared where torch is needed.
