@@ -182,7 +182,7 @@ def _process_group(device: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # gloo's thread frees the last step under Python's lock. Whoever frees the model waits for it, and has that lock.
+        # gloo's thread frees the last step under Python's lock. Who frees the model waits for it, and has that lock.
         time.sleep(0 if device == "cuda" else 0.1)
         dist.destroy_process_group()
 
