@@ -135,8 +135,8 @@ def asked(*arguments):
 @pytest.mark.parametrize(
     ("rung", "kinds", "mode"),
     [
-        ("decode/07", 6, "cold_graph"),  # one, few and many tiles; short and long
-        ("decode/13", 2, "cold_graph"),
+        ("decode/07", 8, "cold_graph"),  # one, few and many tiles; short and long, and few keys of several sequences
+        ("decode/13", 4, "cold_graph"),
         ("mla/05", 5, "cold_graph"),
         ("mla/06", 3, "cold_graph"),
         ("backward/18", 1, "hot"),
@@ -155,10 +155,10 @@ def test_every_ladder_says_what_its_rungs_are_tuned_for(rung, kinds, mode):
 
 def test_sizes_of_a_search_are_lists():
     (few, many), _ = asked(
-        "decode/07", "--batch", "2,64", "--seqlens", "1024,2048", "--heads", "32,64", "--heads-k", "8"
+        "decode/07", "--batch", "2,64", "--seqlens", "2048,4096", "--heads", "32,64", "--heads-k", "8"
     )
     sizes = [(p.batch, p.seqlen_k, p.num_heads, p.num_heads_k) for p in few.problems if p.family == "normal"]
-    assert sizes == [(2, keys, heads, 8) for keys in (1024, 2048) for heads in (32, 64)]
+    assert sizes == [(2, keys, heads, 8) for keys in (2048, 4096) for heads in (32, 64)]
     assert {problem.batch for problem in many.problems} == {64}
     ((space,), settings) = asked(
         "decode/07", "--set", "paged=true", "--tokens", "1024", "--seqlens", "512", "--mode", "hot"
