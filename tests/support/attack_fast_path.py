@@ -326,7 +326,7 @@ def survive(path):
         call()
     caches = (ROW, K, K, LENGTHS, *[None] * 11)
     asked, plain = (False, None, (-1, -1), 0.0, True, 0), (False, 0.125, VERSION, False)
-    inputs = (Q, K, K, Q, Q, new_lse(Q), *[None] * 5)
+    inputs = (Q, K, K, Q, Q, new_lse(Q), *[None] * 6)
     of_both, gradients = (
         (False, None, None, None, 0.0, 0.0, 0, 0, False, True, True),
         tuple(map(torch.empty_like, (Q, K, K))),
