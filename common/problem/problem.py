@@ -18,14 +18,15 @@ from typing import Any, ClassVar
 import torch
 
 from flashladder.common import plugins
-from flashladder.common.errors import ConfigError, UnsupportedProblemError, instead
+from flashladder.common.errors import ConfigError, UnsupportedProblemError
 from flashladder.common.expression import Mods
 from flashladder.common.own import FIRST, OPERATION_FILE
 from flashladder.common.paths import OPERATIONS
 from flashladder.common.problem.buffers import LAYOUTS, OUTPUT, UPDATED, Tensor
-from flashladder.common.problem.config import Field, KernelConfig, Value, listing, spelled
+from flashladder.common.problem.config import KernelConfig, Value, listing, spelled
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.head_dims import HEAD_DIM_STEP
+from flashladder.common.problem.options import WithOptions
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LSE = "lse"
@@ -259,18 +260,9 @@ class Problem:
         return spelled(shown | self.set_options)
 
 
-@dataclass(frozen=True)
-class Option(Field):
-    """A size or a switch that an operation knows beside those of `Problem`, and its value where none is given."""
-
-    default: Value = 1
-
-
-class Operation(ABC):
+class Operation(WithOptions, ABC):
     """What is computed of which tensors."""
 
-    name: ClassVar[str]
-    options: ClassVar[tuple[Option, ...]] = ()
     features: ClassVar[tuple[str, ...]] = ()  # of FEATURES and LENGTHS, what a problem may have
     sizes: ClassVar[tuple[str, ...]] = ()  # whole numbers that kernels are told beside those of every operation
     families: ClassVar[Collection[str]] = (NORMAL,)  # of inputs
@@ -304,36 +296,12 @@ class Operation(ABC):
         """Fields of a problem that follow from others, before defaults are filled in and anything is checked."""
         return {}
 
-    def check(self, problem: Problem) -> None:  # noqa: B027 - most operations have nothing to add
+    def check(self, problem: Problem) -> None:
         """Raises UnsupportedProblemError for what every operation would take, but this one."""
 
     def families_of(self, problem: Problem) -> Collection[str]:
         """Those of its families that a problem may have."""
         return self.families
-
-    def option(self, name: str) -> Option:
-        """One of its own; UnsupportedProblemError lists those there are."""
-        found = {option.name: option for option in self.options}
-        if name not in found:
-            raise UnsupportedProblemError(f"the operation {self.name} has no option {name}{instead(name, found)}")
-        return found[name]
-
-    def parse(self, text: str) -> dict[str, Value]:
-        """Typed options of `name=value,name=value`, as a log or a command line gives them."""
-        pairs = [pair.partition("=") for pair in filter(None, text.split(","))]
-        try:
-            return {name.strip(): self.option(name.strip()).parse(value.strip()) for name, _, value in pairs}
-        except ConfigError as error:
-            raise UnsupportedProblemError(str(error)) from None
-
-    def complete(self, given: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
-        """All its options, in declared order, with defaults for what is not given."""
-        try:
-            for name, value in given.items():
-                self.option(name).check(value)
-        except ConfigError as error:
-            raise UnsupportedProblemError(str(error)) from None
-        return tuple((option.name, given.get(option.name, option.default)) for option in self.options)
 
     def sized(self, sizes: Mapping[str, Any], options: Mapping[str, Value]) -> dict[str, Any]:
         """The sizes of a problem with these options, where nobody gives its rows: `usual` ones, perhaps others."""
@@ -384,7 +352,7 @@ class Operation(ABC):
             tensor = tensors[name]
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device=generator.device))
 
-    def settle(self, problem: Problem, tensors: Mapping[str, torch.Tensor]) -> None:  # noqa: B027 - few have any
+    def settle(self, problem: Problem, tensors: Mapping[str, torch.Tensor]) -> None:
         """Computes the inputs that follow from others, where these were drawn or changed."""
 
     def tolerance(self, problem: Problem, name: str, exact: torch.Tensor, rounded: torch.Tensor) -> float:

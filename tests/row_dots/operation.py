@@ -6,7 +6,8 @@ import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import OUTPUT, Tensor, contiguous, laid_out
-from flashladder.common.problem.problem import BANDWIDTH, DTYPES, Operation, Option
+from flashladder.common.problem.options import Option
+from flashladder.common.problem.problem import BANDWIDTH, DTYPES, Operation
 
 
 class RowDots(Operation):

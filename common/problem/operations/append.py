@@ -17,7 +17,8 @@ import torch
 from flashladder.common.problem.buffers import INPUT, UPDATED, Tensor, contiguous, laid_out
 from flashladder.common.problem.fp8 import FP8
 from flashladder.common.problem.operations.decode import CACHES, NEW, ROTARY, ROW_BYTES, Decode
-from flashladder.common.problem.problem import BANDWIDTH, DTYPES, Operation, Option, Problem
+from flashladder.common.problem.options import Option
+from flashladder.common.problem.problem import BANDWIDTH, DTYPES, Operation, Problem
 
 SLOTS, POSITIONS, DESCALES = "slot_mapping", "positions", ("k_descale", "v_descale")
 _LIKE_DECODES = ("page_size", "fp8_cache", "tensor_scales", "page_scales", "rotary", "rotary_dim", "rotary_interleaved")

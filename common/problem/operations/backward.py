@@ -42,7 +42,8 @@ from flashladder.common.problem.operations.forward import (
     row_blocks,
 )
 from flashladder.common.problem.operations.packed import STARTS, Packed
-from flashladder.common.problem.problem import DETERMINISTIC, LSE, Operation, Option, Problem
+from flashladder.common.problem.options import Option
+from flashladder.common.problem.problem import DETERMINISTIC, LSE, Operation, Problem
 
 OF_FORWARD = 2.5  # five matrix products where the forward pass has two
 DLSE, DSINKS = "dlse", "dsinks"

@@ -76,7 +76,8 @@ from flashladder.common.problem.operations.forward import (
     lse_of,
     of_features,
 )
-from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, LSE, Option, Problem
+from flashladder.common.problem.options import Option
+from flashladder.common.problem.problem import BANDWIDTH, BOUNDS, DTYPES, LSE, Problem
 from flashladder.common.problem.rotary import Rotary
 
 LENGTHS, LEFTPAD, STARTS = "cache_seqlens", "cache_leftpad", "cu_seqlens_q"

@@ -19,7 +19,8 @@ import torch
 
 from flashladder.common.errors import UnsupportedProblemError
 from flashladder.common.problem.buffers import INPUT, OUTPUT, Tensor, contiguous, laid_out
-from flashladder.common.problem.problem import BANDWIDTH, DTYPES, LSE, Operation, Option, Problem
+from flashladder.common.problem.options import Option
+from flashladder.common.problem.problem import BANDWIDTH, DTYPES, LSE, Operation, Problem
 
 
 class Merge(Operation):

@@ -36,7 +36,8 @@ from flashladder.common.problem.config import listing
 from flashladder.common.problem.decode_sizes import TARGET_CTAS, seqlens, tiles
 from flashladder.common.problem.families import NORMAL
 from flashladder.common.problem.operations.decode import CACHES, LENGTHS, ROW_BYTES, Decode
-from flashladder.common.problem.problem import Option, Problem
+from flashladder.common.problem.options import Option
+from flashladder.common.problem.problem import Problem
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
 DESIGNED_COLUMNS = HEAD_DIM - HEAD_DIM_V  # of K alone, through which families of inputs design scores
