@@ -10,6 +10,7 @@ _PUBLIC = {  # what models call, and the module that has it
     "absorb": f"{_FRONTENDS}.mla_layer",
     "attention": _API,
     "check_mask": f"{_API}.mask_check",
+    "decode_blocks": f"{_API}.cache_blocks",
     "dropout_mask": f"{_API}.dropout",
     "forward": f"{_API}.timed",
     "reshape_and_cache": f"{_API}.slots",
@@ -43,6 +44,7 @@ _PUBLIC = {  # what models call, and the module that has it
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from flashladder.common.api import attention as attention
     from flashladder.common.api import masks as masks
+    from flashladder.common.api.cache_blocks import decode_blocks as decode_blocks
     from flashladder.common.api.dropout import dropout_mask as dropout_mask
     from flashladder.common.api.frontends.diffusers import register_with_diffusers as register_with_diffusers
     from flashladder.common.api.frontends.engines import register_with_sglang as register_with_sglang
