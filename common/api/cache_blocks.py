@@ -57,6 +57,11 @@ def decode_blocks(
     if not heads_k or heads % heads_k:
         raise UnsupportedProblemError(f"heads={heads} must be a multiple of heads_k={heads_k}")
     _check_blocks(blocks, (batch, rows, heads_k), q.device)
+    settings: dict[str, Any] = {"softmax_scale": softmax_scale, "softcap": softcap}
+    return_softmax_lse = validate.flag("return_softmax_lse", return_softmax_lse)
+    if validate.surely(k_cache.numel() == 0):
+        settings |= {"block_table": block_table, "return_softmax_lse": return_softmax_lse, "out": out}
+        return kvcache.flash_attn_with_kvcache(q, k_cache, v_cache, **settings)
     lengths = caches.lengths_of(cache_seqlens, cache).clamp(max=caches.room_of(cache)).view(-1, 1, 1, 1)
     if validate.flag("causal", causal):  # the last row sees all keys
         lengths = lengths - torch.arange(rows - 1, -1, -1, device=q.device)[:, None, None]
@@ -64,7 +69,7 @@ def decode_blocks(
 
     chosen, num_keys = _in_order(blocks, size, lengths)
     _refuse_repeated(chosen)
-    page = math.gcd(size, k_cache.shape[1])
+    page = _divisor(size, k_cache.shape[1])
     k_pages, v_pages, unit = _pages_of_heads(cache, page)
     table = _table_of(chosen.where(chosen < _NONE, 0), cache, size, page, unit)
     parts = batch * rows * heads_k
@@ -75,9 +80,8 @@ def decode_blocks(
         v_pages,
         cache_seqlens=num_keys.reshape(parts).int(),
         block_table=table.reshape(parts, table.shape[3]),
-        softmax_scale=softmax_scale,
-        softcap=softcap,
         return_softmax_lse=True,
+        **settings,
         **{name: _of_parts(name, scale, (batch, rows, heads_k)) for name, scale in scales.items()},
     )
     o = found[0].view(batch, rows, heads, v_cache.shape[3])
@@ -85,7 +89,7 @@ def decode_blocks(
         like_o = (batch, rows, heads, v_cache.shape[3])
         validate.like("out", out, lambda shape: shape == like_o, o.dtype, o.device, f"O is {like_o}")
         o = out.copy_(o)
-    if not validate.flag("return_softmax_lse", return_softmax_lse):
+    if not return_softmax_lse:
         return o
     return o, found[1].view(batch, rows, heads).transpose(1, 2).contiguous()
 
@@ -126,8 +130,8 @@ def _pages_of_heads(cache: Cache, page: int) -> tuple[torch.Tensor, torch.Tensor
     k, v = cache.k, cache.v
     places, tokens, heads, _ = k.shape
     steps = _steps(k, page)
-    unit = math.gcd(*steps) or 1
-    of_v = math.gcd(*_steps(v, page)) or 1
+    unit = _divisor(*steps) or 1
+    of_v = _divisor(*_steps(v, page)) or 1
     if [step // unit for step in steps] != [step // of_v for step in _steps(v, page)]:
         raise UnsupportedProblemError(
             f"k_cache has strides {k.stride()}, v_cache {v.stride()}: those of sequences, keys and heads should be in "
@@ -141,6 +145,15 @@ def _pages_of_heads(cache: Cache, page: int) -> tuple[torch.Tensor, torch.Tensor
         for x, begins in ((k, unit), (v, of_v))
     ]
     return views[0], views[1], unit
+
+
+def _divisor(*numbers: int) -> int:
+    """The greatest that all have; math.gcd takes no sizes that torch.compile calls dynamic."""
+    found = 0
+    for number in numbers:
+        while number:
+            found, number = number, found % number
+    return found
 
 
 def _steps(x: torch.Tensor, page: int) -> tuple[int, int, int]:

@@ -103,6 +103,28 @@ def test_nothing_of_the_cache_is_copied_and_v_may_be_beside_k():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_under_torch_compile(dynamic):
+    q, cache, blocks = drawn(2, 1, 4, 64), drawn(2, 64, 2, 64, seed=1), chosen((2, 1, 2, 3), 4)
+    lengths = torch.tensor([60, 33], dtype=torch.int32)
+
+    def decode(q, blocks, lengths):
+        return decode_blocks(q, cache, cache, blocks, block_size=16, cache_seqlens=lengths)
+
+    compiled = torch.compile(decode, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    assert torch.equal(compiled(q, blocks, lengths), decode(q, blocks, lengths))
+
+
+@pytest.mark.parametrize(("rows", "room", "count"), [(0, 64, 3), (1, 64, 0), (1, 0, 3)], ids=["rows", "blocks", "room"])
+def test_there_may_be_none(rows, room, count):
+    cache, blocks = drawn(2, room, 2, 64), torch.zeros(2, rows, 2, count, dtype=torch.int32)
+    o, lse = decode_blocks(drawn(2, rows, 4, 64), cache, cache, blocks, return_softmax_lse=True)
+    assert (o.shape, lse.shape) == ((2, rows, 4, 64), (2, 4, rows))
+    assert (o == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_scales_of_heads(device):
     q, k, v = (drawn(2, n, heads, 64, seed=n, device=device) for n, heads in ((1, 8), (64, 2), (65, 2)))
