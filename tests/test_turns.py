@@ -5,15 +5,16 @@ import types
 import pytest
 
 from flashladder.common import catalog
+from flashladder.common.workshop import exercises
 from flashladder.tests.support import turns
 
 
-def item(rung, *marks):
+def item(rung, *marks, params=None):
     return types.SimpleNamespace(
         name=f"test_it[{rung.number}]",
         path=__file__,
-        callspec=types.SimpleNamespace(params={"rung": rung, "seqlen": 3}),
-        get_closest_marker=lambda name: name in marks,
+        callspec=types.SimpleNamespace(params=params or {"rung": rung, "seqlen": 3}),
+        get_closest_marker=lambda name: types.SimpleNamespace(args=()) if name in marks else None,
     )
 
 
@@ -47,12 +48,17 @@ def test_what_calls_launch_is_asked_whole():
 
 def test_a_rung_may_be_named():
     """By its number, or with its ladder; a number that is something else is no rung."""
-    asked = item(catalog.find("49"))
     for given, rungs in [
         ({"rung": "24", "seqlen": 33}, [catalog.find("24")]),
         ({"rung": "decode/08", "other": catalog.find("49")}, [catalog.find("49"), catalog.find("decode/08")]),
         ({"rung": "plain", "number": "64", "seqlen": 24}, []),
     ]:
-        asked.callspec.params = given
-        assert turns.rungs_of(asked) == rungs
-    assert turns.rungs_of(types.SimpleNamespace()) == []
+        assert turns.rungs_of(item(catalog.find("49"), params=given)) == rungs
+
+
+def test_exercises_and_marks_name_rungs(request):
+    exercise = exercises.exercises()[0]
+    assert turns.rungs_of(item(exercise.version, params={"exercise": exercise})) == [exercise.version]
+    assert turns.rungs_of(request.node) == []
+    request.node.add_marker(pytest.mark.in_turn("backward/23"))
+    assert turns.rungs_of(request.node) == [catalog.find("backward/23")]

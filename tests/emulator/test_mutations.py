@@ -1,7 +1,7 @@
 """Each synchronisation of every rung is taken out in turn, and each of its counts and parities changed: the emulator
 reports it, an output changes, or redundant.yaml says why nothing is lost. What it does not find with warps that run
 until they must wait, it is asked again with some that lag. Of rungs that synchronise alike one is asked for everything,
-the others for what they have beside it, and for what is redundant. Each run asks a fifth of them, which
+the others for what they have beside it, and for what is redundant. Each run asks an eighth of them, which
 follows from the rung's files."""
 
 import itertools

@@ -206,6 +206,7 @@ def test_any_sequences(rung, sequences, group, page_size, bounds, seed):
     ("columns", "dtype"), [(40, "bf16"), (80, "fp16"), (96, "bf16"), (128, "fp16"), (192, "bf16"), (256, "bf16")]
 )
 @pytest.mark.slow
+@pytest.mark.in_turn
 def test_columns_of_any_number(columns, dtype, rung):
     task = problem((40, 3), (130, 20), head_dim=columns, dtype=dtype, num_heads=2, num_heads_k=1)
     if rung.takes(task):
@@ -232,6 +233,7 @@ def test_tiles_of_any_size(config):
 @pytest.mark.parametrize("page_size", [8, 32, 256])
 @pytest.mark.slow
 @by_warpgroups
+@pytest.mark.in_turn
 def test_tiles_of_warpgroups_and_boxes_of_any_size(rung, config, page_size):
     emulated(problem((90, 1, 0, 17), (533, 80, 9, 40), page_size), rung=rung, **config)
 

@@ -137,6 +137,7 @@ def test_each_rung_is_right(rung):
     ],
     ids=str,
 )
+@pytest.mark.in_turn("backward/11")
 def test_the_general_rungs_take_any(sizes):
     task = problem(**sizes)
     emulated(WITH_DROPOUT if task.dropout_p and WITH_DROPOUT.takes(task) else ANY, task)

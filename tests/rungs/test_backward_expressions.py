@@ -32,6 +32,7 @@ LEARNED = "slope:fp32[];score=s+slope[h]*(k-q);gradients=slope"
         ("score=q>30?s:-1e9", {"seqlen_q": 70}),  # rows whose scores are all alike, and large
     ],
 )
+@pytest.mark.in_turn("backward/23")
 def test_masks_and_scores(mods, sizes):
     task = problem(**sizes, mods=mods)
     tensors = make_inputs(task)
@@ -72,6 +73,7 @@ def test_masks_and_scores(mods, sizes):
         ),
     ],
 )
+@pytest.mark.in_turn("backward/23")
 def test_gradients_of_what_a_score_reads(mods, extents, sizes):
     """Shared by all scores of a head or not, in conditions, of any type; also alone."""
     task = problem(**sizes, mods=mods, extents=extents)

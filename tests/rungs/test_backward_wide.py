@@ -63,6 +63,7 @@ def test_wide_heads(sizes):
     ],
     ids=str,
 )
+@pytest.mark.in_turn("backward/21")
 def test_wide_heads_of_any_attention(sizes):
     emulated(WIDE, problem(**sizes))
 
@@ -110,6 +111,7 @@ def test_wide_heads_of_any_attention(sizes):
     ],
     ids=str,
 )
+@pytest.mark.in_turn("backward/22")
 def test_tiles_of_96_keys(sizes, config):
     """One tile of Q, two and more; cut tiles of either; rows without keys; and any attention."""
     emulated(NINETY_SIX, problem(**{"head_dim": 192, **sizes}), **config)

@@ -89,6 +89,7 @@ def test_what_attention_may_launch(rung, config):
 
 
 @each(list(with_all_options(FIRST)))
+@pytest.mark.in_turn
 def test_all_options_at_once(rung, config):
     emulated_as_configured(rung, config)
 

@@ -21,6 +21,7 @@ LIMITS = {"bf16": (63, 122, 190), "fp16": (16, 60, 128)}
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rung", "head_dim"), [("48", 64), ("48", 128), ("49", 96), ("49", 192), ("49", 256)])
+@pytest.mark.in_turn
 def test_rows_on_both_sides_of_each_limit(rung, head_dim, dtype):
     """At one key and at a whole block."""
     heights = (1, 300, 1500, *(limit + beside for limit in LIMITS[dtype] for beside in (-3, -1, -0.05, 0.05)))

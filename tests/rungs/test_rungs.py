@@ -55,6 +55,7 @@ def test_what_attention_launches(check, rung):
 
 
 @cases(OF_MODS, quick=(), only="mods")
+@pytest.mark.in_turn
 def test_expressions(check, rung):
     check(rung)
 

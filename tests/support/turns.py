@@ -1,5 +1,5 @@
-"""What is asked by turns, a fifth in a run: long tests of rungs that no call launches, or marked in_turn, and mutations
-to be found.
+"""What is asked by turns, an eighth in a run: long tests of rungs that no call launches, or marked in_turn, and
+mutations to be found.
 
 FLASHLADDER_TESTS=all asks all.
 """
@@ -17,7 +17,7 @@ from flashladder.common.compiler.sources import Sources
 from flashladder.common.paths import ROOT
 from flashladder.common.problem.problem import operation_names
 
-PARTS = 5
+PARTS = 8
 SOURCES = Sources()
 EMULATOR = sorted((ROOT / "common" / "emulator").rglob("*.py"))
 
@@ -34,21 +34,25 @@ def is_asked(item):
 
 
 def rungs_of(item):
-    """The rungs among a test's parameters, and the one that its parameter `rung` names, such as 49 or decode/15."""
+    """The rungs among a test's parameters, those of exercises among them, the one that its parameter `rung` names, such
+    as 49 or decode/15, and those that its mark names: `in_turn("decode/15")`."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    rungs = [value for value in given.values() if isinstance(value, Version)]
+    values = [getattr(value, "version", value) for value in given.values()]
+    rungs = [value for value in values if isinstance(value, Version)]
     if isinstance(named := given.get("rung"), str) and re.fullmatch(r"([a-z]+/)?\d\d", named):
         rungs.append(catalog.find(named))
+    if mark := item.get_closest_marker("in_turn"):
+        rungs += map(catalog.find, mark.args)
     return rungs
 
 
 def is_in_turn(name, *digests):
-    """Whether what has this name, and is made of files with these digests, is in the fifth that is asked."""
+    """Whether what has this name, and is made of files with these digests, is in the part that is asked."""
     return os.environ.get("FLASHLADDER_TESTS") == "all" or part(name, *digests) == 0
 
 
 def part(name, *digests):
-    """The fifth that it is in, from 0 on."""
+    """The part that it is in, from 0 on."""
     return crc32("\n".join((name, *digests)).encode()) % PARTS
 
 
