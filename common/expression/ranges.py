@@ -1,8 +1,8 @@
 """Tree -> text in C++ that says of a rectangle of scores whether a mask shows all of them, or none.
 
 Whole numbers become ranges, truth values what they may be (common/cuda/softmax/ranges.cuh). What names neither q nor k
-is the same in all of the rectangle, and exact. An element that is read at more than one place may be anything, and so
-are numbers of fp32 that differ within it.
+is the same in all of the rectangle, and exact. Elements that are read at few places are all read, for the least and the
+largest. At more places they may be anything, and so may numbers of fp32 that differ within the rectangle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TURNED = {">=": "<=", ">": "<"}  # with its sides exchanged
 
 def c(node: Node) -> str:
     """A `Maybe` of a truth value, a `Range` of a number. `at` is a rectangle's first place, `q` and `k` its ranges."""
-    if not names(node) & {"q", "k"}:
+    if not _moves(node):
         return _unsure(node) if node.type == Type.FLOAT else _exact(node)
     return (_truth(node) if node.type == Type.BOOL else _number(node)) or _unsure(node)
 
@@ -84,6 +84,37 @@ def _choice(node: Choice) -> str:
 
 
 def _element(node: Element) -> str:
-    """Read where all of the rectangle reads the same one: at its first q and k."""
-    one = " && ".join(f"{c(index)}.is_one()" for index in node.indices)
-    return f"({one} ? {_exact(node)} : {_unsure(node)})"
+    """Of all that the rectangle reads, or more, but nothing beyond: the places between two of its own."""
+    places = [f"i{number}" for number in range(len(node.indices))]
+    named = ", ".join(f"long long {place}" for place in places)
+    read = f"[&]({named}) {{ return {text.element(node, places)}; }}"
+    return f"ranges::elements({_unsure(node)}, {read}, {', '.join(map(_places, node.indices))})"
+
+
+def _places(index: Node) -> str:
+    return c(index) if _reaches_its_ends(index) else f"ranges::if_one({c(index)})"
+
+
+def _reaches_its_ends(node: Node) -> bool:
+    """Whether the least and the largest number of a range surely come of a q and a k of the rectangle."""
+    if not _moves(node):
+        return True
+    match node:
+        case Name():
+            return True
+        case Unary(operator="-", operand=operand):
+            return _reaches_its_ends(operand)
+        case (
+            Binary(operator="+" | "-" | "*", left=left, right=right)
+            | Call(function="min" | "max", arguments=(left, right))
+        ):
+            is_free = not _moves(left) & _moves(right)
+            return is_free and _reaches_its_ends(left) and _reaches_its_ends(right)
+        case Binary(operator="/", left=left):  # by one number, or it has no range
+            return _reaches_its_ends(left)
+    return False
+
+
+def _moves(node: Node) -> set[str]:
+    """What of q and k it names."""
+    return names(node) & {"q", "k"}

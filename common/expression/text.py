@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from flashladder.common.expression.tree import (
     SCORE,
@@ -78,7 +79,7 @@ def c(node: Node) -> str:
         case Name(name=name):
             return name if name == SCORE else f"at.{name}"
         case Element():
-            return f"read<{_C_TYPES[node.type]}>(params.{node.tensor.field}, {offset(node)})"
+            return element(node, [c(index) for index in node.indices])
         case Call(function=function, arguments=arguments):
             converted = (c(each) if function == "int" else _as(node.type, each) for each in arguments)
             return f"expression::{_C_NAMES.get(function, function)}({', '.join(converted)})"
@@ -110,12 +111,21 @@ def _c_number(node: Number) -> str:
     return "INFINITY" if math.isinf(value) else f"{value!r}f"
 
 
-def offset(element: Element) -> str:
+def element(node: Element, indices: Sequence[str]) -> str:
+    """What reads an element at these indices, which are texts themselves."""
+    return f"read<{_C_TYPES[node.type]}>(params.{node.tensor.field}, {_offset(node, indices)})"
+
+
+def offset(node: Element) -> str:
     """Where an element lies in its tensor, which is contiguous."""
-    if not element.indices:
+    return _offset(node, [c(index) for index in node.indices])
+
+
+def _offset(node: Element, indices: Sequence[str]) -> str:
+    if not indices:
         return "0"
-    first, *rest = element.indices
-    found = c(first) if not rest else f"static_cast<long long>({c(first)})"
+    first, *rest = indices
+    found = first if not rest else f"static_cast<long long>({first})"
     for dimension, index in enumerate(rest, 1):
-        found = f"({found} * params.{element.tensor.extent(dimension)} + {c(index)})"
+        found = f"({found} * params.{node.tensor.extent(dimension)} + {index})"
     return found

@@ -14,6 +14,7 @@ struct Range {
 
 namespace ranges {
 constexpr long long most = 1ll << 31;  // in magnitude: products of two have 64 bits
+constexpr unsigned most_read = 32;     // elements, where reading them takes less than evaluating what they stand in
 __device__ inline Maybe unknown() { return {true, false}; }
 __device__ inline Range any_number() { return {-0x7fffffffffffffffll - 1, 0x7fffffffffffffffll}; }
 
@@ -123,5 +124,38 @@ template <class Yes, class No, class Result>
 __device__ inline Result chosen(Maybe x, Yes yes, No no, Result unsure) {
     return x.must ? yes() : !x.may ? no()
                                    : unsure;
+}
+
+// Of elements, by the least and the largest one.
+__device__ inline Maybe between(bool low, bool high) { return {high, low}; }
+__device__ inline Range between(int low, int high) { return {low, high}; }
+__device__ inline Range between(long long low, long long high) { return {low, high}; }
+
+// Numbers whose least and largest one may be none that is reached: something, if they are one.
+__device__ inline Range if_one(Range x) { return x.is_one() ? x : any_number(); }
+
+template <class Visit>
+__device__ inline void each_place(Visit visit) { visit(); }
+template <class Visit, class... More>
+__device__ inline void each_place(Visit visit, Range index, More... more) {
+    for (long long i = index.low; i <= index.high; ++i) each_place([&](auto... others) { visit(i, others...); }, more...);
+}
+// The elements that `read` reads at all of these indices; `unsure` where they are many.
+template <class Known, class Read, class... Indices>
+__device__ inline Known elements(Known unsure, Read read, Indices... indices) {
+    auto count = [](Range x) {
+        const unsigned long long more = static_cast<unsigned long long>(x.high) - static_cast<unsigned long long>(x.low);
+        return more < most_read ? static_cast<unsigned>(more) + 1 : most_read + 1;
+    };
+    if ((1u * ... * count(indices)) > most_read) return unsure;
+    auto low = read(indices.low...), high = low;
+    each_place(
+        [&](auto... at) {
+            const auto one = read(at...);
+            low = one < low ? one : low;
+            high = one > high ? one : high;
+        },
+        indices...);
+    return between(low, high);
 }
 }  // namespace ranges
