@@ -60,7 +60,7 @@ def split(tiles=3, **more):
 
 
 def listed():
-    """Rung 24 with a mask that hides a tile, and shows one whole, others in part. No kernel that lists synchronises."""
+    """Rung 24 with a mask that hides a tile, and shows one whole, others in part; lists: test_list_mutations.py."""
     return kernel("backward/24", tiles=3, sizes={"mods": "mask=k<=q"})
 
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from flashladder.common import catalog
+from flashladder.common.compiler import translate
 from flashladder.common.errors import FlashLadderError
-from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.inputs import Tensors, make_inputs
+from flashladder.common.runtime.launch import Launcher
 from flashladder.tests.support.backward_rungs import SAME_BITS, TILE_LATE, emulated, problem
 
 pytestmark = pytest.mark.slow
@@ -73,6 +75,17 @@ def test_options_beside_a_list(options):
     if "dlse" in options:
         tensors.dlse.masked_fill_(tensors.lse.isinf(), 0)
     emulated(RUNG, task, tensors)
+
+
+def test_lists_of_more_sequences_and_heads_than_a_grid_is_wide():
+    """There are 70,400 of them, beyond what a grid takes along y and z."""
+    sizes = {"batch": 1100, "num_heads": 64, "seqlen_q": 70, "seqlen_k": 130, "head_dim": 128}
+    task = problem(**sizes, mods="mask=(k+b)%3!=h")
+    given = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in task.tensors.items()}
+    module = translate(RUNG, RUNG.config_for(task), "sm_90a")
+    grids = {each.entry: each.grid for each in Launcher(module).launches(task, Tensors(given, task), num_sms=132)}
+    assert grids["classify_tiles"] == (2 * 70400, 1, 1)
+    assert grids["list_rows"] == (2 * 70400, 1, 1)
 
 
 def test_what_it_refuses():

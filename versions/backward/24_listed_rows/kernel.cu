@@ -1,10 +1,10 @@
 // Rung 20 with a mask and a score that are expressions. Of a mask by an expression a CTA takes the tiles of rows that see its keys,
 // from a list, and evaluates it where they do not see all of them. Kernels:
 //
-//     classify_tiles        evaluates the mask: what each tile of rows sees of each tile of keys
-//     count_tiles           of each tile of rows, counts the tiles of keys that it sees: dQ is added in their order
+//     classify_tiles        evaluates the mask: what each tile of rows sees of each tile of keys. The last CTA of a tile of rows
+//                           counts the tiles of keys that it sees: dQ is added in their order
 //     list_rows             lists for each tile of keys the tiles of rows that see it, from the last one up
-//     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for the counters of dQ
+//     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for the counters of dQ; beside the two above
 //     attention_backward    a CTA has a tile of keys, and the tiles of its list pass by, of all heads that share the keys
 //     backward_finish       dQ, from fp32 sums as warps hold them to rows
 //
@@ -84,7 +84,8 @@ constexpr Launch over_keys = Launch{Share::num_threads, sizeof(Shared), block_m,
                                  .by_tma("v", block_n, 64, 128)
                                  .dependent();
 
-FLASHLADDER_KERNEL(backward_prepare, Params, pass(pass_threads));
+// With a mask it begins while lists are made.
+FLASHLADDER_KERNEL(backward_prepare, Params, has_mask ? pass(pass_threads).dependent() : pass(pass_threads));
 extern "C" __global__ void __launch_bounds__(pass_threads)
     backward_prepare(const __grid_constant__ Params p, const __grid_constant__ ListedWorkspaces workspaces) {
     launch_dependents();
@@ -93,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     prepare_tile<false>(work, workspaces, place.number, columns_of_v<narrower>(p));
     if (wants_dq && threadIdx.x < num_groups)
         workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * num_groups + threadIdx.x] = 0;
+    if (has_mask && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_for_dependency();  // who waits for this kernel has the lists, too
 }
 
 // An adder: a warpgroup's part of each tile of dQ goes to its sums. The first tile of keys that a tile of Q sees stores it, so that
@@ -316,6 +318,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const Mask mask = mask_of(work);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 
+    if constexpr (has_mask) wait_for_dependency();  // the lists are there
     const Tiles tiles = tiles_of<Tiles>(mask, work, workspaces, place, last_key);
     const int head_k = place.head;
     if ((window || has_mask) && tiles.count() <= 0) {  // no row sees them

@@ -2,6 +2,7 @@
 // what the rows see of the keys, of each tile of rows how many tiles of keys it sees, and of each tile of keys a list. There is
 // one list for all heads and sequences, unless the expression names them. Heads that share keys share a list, too.
 #pragma once
+#include "52_listed_blocks/count_taken.cuh"
 #include "52_listed_blocks/seen.cuh"
 
 // A tile of rows in a list: its number, whether some of its rows do not see all the keys, and how many tiles of keys before this
@@ -63,15 +64,20 @@ struct PassingListedTiles {
     __device__ void take() { number = at->number(), part = at->is_part(), before = at->before; }
 };
 
-// A thread: of a tile of rows, counts the tiles of keys that it sees.
-template <class Places>
+// A CTA of so many warps: of a tile of rows, counts the tiles of keys that it sees.
+template <int warps, class Places>
 __device__ inline void count_tiles_of(const Places &places, int *all, int *counts, long long set, int row_tile) {
     int count = 0;
-    for (int key_tile = 0; key_tile < places.key_tiles; ++key_tile) {
-        int &seen = places.seen(all, set, key_tile)[row_tile];
-        if (seen) seen |= count++ << 2;
+#pragma unroll 1
+    for (int first = 0; first < places.key_tiles; first += warps * 32) {
+        const int key_tile = first + threadIdx.x;
+        int *seen = places.seen(all, set, key_tile) + row_tile;
+        const int found = key_tile < places.key_tiles ? *seen : 0;
+        const Taken taken = count_taken<warps>(found != 0);
+        if (found) *seen = found | count + taken.before << 2;
+        count += taken.all;
     }
-    *places.count(counts, set, row_tile) = count;
+    if (threadIdx.x == 0) *places.count(counts, set, row_tile) = count;
 }
 
 // A warp: a list, from the last tile of rows to the first one.

@@ -2,7 +2,9 @@
 // class for each block, and of the classes a list for each tile. There is one list for all heads and sequences, unless the
 // expression names them.
 #pragma once
+#include "52_listed_blocks/count_taken.cuh"
 #include "52_listed_blocks/seen.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "schedule/order.cuh"
 #include "schedule/packed.cuh"
 #include "schedule/work_tile.cuh"
@@ -99,7 +101,7 @@ struct PackedLists : ListPlaces {
     }
     __device__ int blocks_of(const ListedTile &tile) const { return min((tile.seqlen_k + block_n - 1) / block_n, blocks); }
     __device__ void note(const ListedTile &tile, int number) const {
-        if (tile.end_row > 0 && number < tiles && lane_index() == 0)
+        if (tile.end_row > 0 && number < tiles && threadIdx.x == 0)
             numbers[tile.batch_q - tile.seqlen_q + tile.first_row] = number;
     }
 };
@@ -115,35 +117,35 @@ __device__ inline unsigned class_of(const Params &params, const Mask &mask, cons
     return found;
 }
 
-// A tile's list, of its classes. A warp writes it.
+// A tile's list, of its classes. A CTA of so many warps writes it.
+template <int warps>
 __device__ inline void write_list(BlockList &list, const unsigned char *classes, int blocks) {
-    int count = 0, ends[BlockList::most_groups] = {};
+    __shared__ int ends[BlockList::most_groups];
+    int count = 0;
+    if (threadIdx.x < BlockList::most_groups) ends[threadIdx.x] = 0;
     auto append = [&](bool whole) {
 #pragma unroll 1
-        for (int first = 0; first < blocks; first += 32) {
-            const int j = first + lane_index();
+        for (int first = 0; first < blocks; first += warps * 32) {
+            const int j = first + threadIdx.x;
             const unsigned found = j < blocks ? classes[j] : 0;
             const bool is_taken = (found & something_of_any) && whole == !(found & not_all_of_any);
-            const unsigned taken = __ballot_sync(0xffffffff, is_taken);
-            const int at = count + __popc(taken & ((1u << lane_index()) - 1));
+            const Taken taken = count_taken<warps>(is_taken);
             if (is_taken) {
+                const int at = count + taken.before;
                 list.blocks()[at] = j;
 #pragma unroll
                 for (int group = 0; group < BlockList::most_groups; ++group)
-                    if (found >> 2 * group & something) ends[group] = at + 1;
+                    if (found >> 2 * group & something) atomicMax(&ends[group], at + 1);
             }
-            count += __popc(taken);
+            count += taken.all;
         }
     };
     append(true);
-    if (lane_index() == 0) list.num_whole = count;
+    if (threadIdx.x == 0) list.num_whole = count;
     append(false);
-    if (lane_index() == 0) list.num_blocks = count;
-#pragma unroll
-    for (int group = 0; group < BlockList::most_groups; ++group) {
-        const int end = __reduce_max_sync(0xffffffff, ends[group]);
-        if (lane_index() == 0) list.ends[group] = end;
-    }
+    if (threadIdx.x == 0) list.num_blocks = count;
+    __syncthreads();  // all ends are known
+    if (threadIdx.x < BlockList::most_groups) list.ends[threadIdx.x] = ends[threadIdx.x];
 }
 
 // The blocks that a work tile sees, numbered; they are taken from the last number down. Without a list these are numbers of
@@ -152,6 +154,7 @@ template <int block_n, class Mask>
 struct BlocksInRange {
     const Mask &mask;
 
+    __device__ void wait() const {}
     template <class Get>
     __device__ void take(Get, int, int = 0) {}
     __device__ int of_tile(int end_row) const { return mask.template blocks<block_n>(end_row); }
@@ -169,6 +172,8 @@ struct ListedBlocks {
     const BlockList *list;
     int num_blocks, whole, end;  // of a warpgroup
 
+    // Once, before the first one: the kernel before makes them.
+    __device__ void wait() const { wait_for_dependency(); }
     // Of a tile, the list; and of a warpgroup of it.
     template <class Get>
     __device__ void take(Get get, int first_row, int group = 0) {

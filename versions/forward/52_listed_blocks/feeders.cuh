@@ -9,6 +9,7 @@ template <bool packed, class Shared, class Maps, class Mask, class Blocks>
 __device__ inline void load(Shared &shared, const Maps &maps, Mask &mask, Blocks blocks) {
     auto q = shared.q.producer();
     auto k = shared.k.producer(), v = shared.v.producer();
+    blocks.wait();
 #pragma unroll 1
     for (WorkTileReader work{shared.work};; work.advance()) {
         const WorkTile &tile = work.wait();
@@ -37,6 +38,7 @@ __device__ inline void draw(Shared &shared, const Params &params, Mask &mask, Bl
     Dropout<true> dropping{params, 0, 0};
     auto masks = shared.masks.producer();
     WorkTileReader work{shared.work};
+    blocks.wait();
     for (int first_row; (first_row = work.first_row()) != WorkTile::none;) {
         if constexpr (packed) mask.take(work.get(&WorkTile::seqlen_q), work.get(&WorkTile::seqlen_k));
         blocks.take([&](auto what) { return work.get(what); }, first_row);

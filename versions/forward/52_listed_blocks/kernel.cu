@@ -1,8 +1,8 @@
-// Rung 49, with a mask and a score that are expressions (rung 51). Where a mask is one, three kernels run:
+// Rung 49, with a mask and a score that are expressions (rung 51). Where a mask is one, two kernels run:
 //
-//     classify_blocks          evaluates it: of each block of keys, what each warpgroup's rows of a tile see and what not
-//     list_blocks              lists for each tile of rows the blocks that it sees: whole ones, and those that it sees in part
-//     attention_forward        takes the blocks of the list, and no other one
+//     list_blocks              evaluates it: of each block of keys, what each warpgroup's rows of a tile see and what not. The
+//                              last CTA of a tile to be done lists the blocks that it sees: whole ones, and those seen in part
+//     attention_forward        takes the blocks of the list, and no other one; it starts while lists are made
 //
 // The roles of a CTA of the last one, which takes one work tile after the other:
 //
@@ -37,6 +37,7 @@
 #include "52_listed_blocks/feeders.cuh"
 #include "52_listed_blocks/text.cuh"
 #include "config.cuh"
+#include "decode/cuda/arrivals.cuh"
 #include "launch.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/mask.cuh"
@@ -110,10 +111,12 @@ constexpr Text<48> tiles{!has_mask ? "0" : packed ? "(total_q // block_m + batch
 FLASHLADDER_WORKSPACE_OF(classes, unsigned char, (Count{tiles.of, " * cdiv(seqlen_k, block_n)"}));
 FLASHLADDER_WORKSPACE_OF(lists, int, (Count{tiles.of, " * (cdiv(seqlen_k, block_n) + 8)"}));
 FLASHLADDER_WORKSPACE_OF(numbers, int, (Count{has_mask && packed ? "total_q" : "0"}));
+FLASHLADDER_COUNTERS_OF(done, (Count{"cdiv(", tiles.of, ", 256) * 256"}));  // CTAs, of a tile; of few sizes, as they are kept
 struct Lent {
     unsigned *tiles_drawn;
     unsigned char *classes;
     int *lists, *numbers;
+    unsigned *done;
 };
 using Tensors = std::conditional_t<packed, PackedParams, AttentionParams>;
 using BoundedTensors = std::conditional_t<window || softcap, Bounded<Tensors>, Tensors>;
@@ -131,37 +134,32 @@ constexpr Launch loading = Launch{Share::num_threads, sizeof(Shared), block_m, b
                                .by_tma("k", block_n, 64, 128)
                                .by_tma("v", block_n, v_panel, v_panel * 2);
 constexpr Launch plain = stores_by_tma ? loading.by_tma("o", 16, 64, 128) : loading;
-// A warp for each block of a tile, and then one for each tile. Without a mask there is no list to make, nor a CTA.
+// A warp for each block of a tile. Without a mask there is no list to make, nor a CTA.
 constexpr int classifiers = 8;
-constexpr Launch classifying = Launch{classifiers * 32, 0, block_m, block_n * classifiers};
-constexpr Launch listing = Launch{32, 0, block_m, block_n};
-FLASHLADDER_KERNEL(classify_blocks, Params, classifying.over(tiles.of, "cdiv(seqlen_k, block_n)", "1"));
-FLASHLADDER_KERNEL(list_blocks, Params, listing.over(tiles.of, "1", "1"));
-FLASHLADDER_KERNEL(attention_forward, Params, packed ? plain.over("total_q // block_m + batch + 1", "num_heads", "1") : plain);
+constexpr Launch listing = Launch{classifiers * 32, 0, block_m, block_n * classifiers};
+constexpr Launch over_tiles = packed ? plain.over("total_q // block_m + batch + 1", "num_heads", "1") : plain;
+FLASHLADDER_KERNEL(list_blocks, Params, listing.over(tiles.of, "cdiv(seqlen_k, block_n)", "1"));
+FLASHLADDER_KERNEL(attention_forward, Params, has_mask ? over_tiles.dependent() : over_tiles);
 
-// A warp: the class of a block of a list's tile.
+// A warp: the class of a block of a list's tile. The last CTA of the tile: its list.
 extern "C" __global__ void __launch_bounds__(classifiers * 32)
-    classify_blocks(const __grid_constant__ Params params, const __grid_constant__ Lent lent) {
+    list_blocks(const __grid_constant__ Params params, const __grid_constant__ Lent lent) {
     if constexpr (has_mask) {
+        launch_dependents();
         const Places places(params, lent.numbers);
         const int number = blockIdx.x, j = blockIdx.y * classifiers + warp_index();
         const ListedTile tile = places.tile(params, number);
-        if (j >= places.blocks_of(tile)) return;
-        Mask<causal, window> mask(params);
-        mask.take(tile.seqlen_q, tile.seqlen_k);
-        const unsigned found = class_of<block_n, Mods>(params, mask, tile.place(), tile.first_row, tile.end_row, j);
-        if (lane_index() == 0) places.classes(lent.classes, number)[j] = found;
-    }
-}
-
-// A warp: a tile's list.
-extern "C" __global__ void __launch_bounds__(32)
-    list_blocks(const __grid_constant__ Params params, const __grid_constant__ Lent lent) {
-    if constexpr (has_mask) {
-        const Places places(params, lent.numbers);
-        const int number = blockIdx.x;
-        const ListedTile tile = places.tile(params, number);
-        write_list(*places.list(lent.lists, number), places.classes(lent.classes, number), places.blocks_of(tile));
+        const int blocks = places.blocks_of(tile), ctas = max((blocks + classifiers - 1) / classifiers, 1);
+        if (blockIdx.y >= ctas) return;
+        unsigned char *classes = places.classes(lent.classes, number);
+        if (j < blocks) {
+            Mask<causal, window> mask(params);
+            mask.take(tile.seqlen_q, tile.seqlen_k);
+            const unsigned found = class_of<block_n, Mods>(params, mask, tile.place(), tile.first_row, tile.end_row, j);
+            if (lane_index() == 0) classes[j] = found;
+        }
+        if (!is_last_of(ctas, lent.done + number)) return;
+        write_list<classifiers>(*places.list(lent.lists, number), classes, blocks);
         places.note(tile, number);
     }
 }
@@ -297,6 +295,7 @@ __device__ __forceinline__ void attend(Shared &shared, const Params &params, con
     int tile_row = work.first_row(), next_row;
     const int group = group_row / warpgroup_rows;
     const auto of_work = [&](auto what) { return work.get(what); };
+    blocks.wait();
     blocks.take(of_work, tile_row, group);
     for (; tile_row != WorkTile::none; tile_row = next_row) {
         if constexpr (packed) mask.take(work.get(&WorkTile::seqlen_q), work.get(&WorkTile::seqlen_k));

@@ -18,12 +18,14 @@ struct Text {
 
 using Count = Text<sizeof(WorkspaceSize::count)>;
 
-constexpr WorkspaceSize workspace_of(unsigned order, unsigned element_bytes, const Count &count) {
-    WorkspaceSize made{order, element_bytes, 0, {}};
+constexpr WorkspaceSize workspace_of(unsigned order, unsigned element_bytes, unsigned zeroed, const Count &count) {
+    WorkspaceSize made{order, element_bytes, zeroed, {}};
     copy_text(made.count, count.of);
     return made;
 }
 
-// FLASHLADDER_WORKSPACE of such a text.
+// FLASHLADDER_WORKSPACE and FLASHLADDER_COUNTERS of such a text.
 #define FLASHLADDER_WORKSPACE_OF(name, type, count) \
-    extern "C" __constant__ const WorkspaceSize workspace_##name = workspace_of(__COUNTER__, sizeof(type), count)
+    extern "C" __constant__ const WorkspaceSize workspace_##name = workspace_of(__COUNTER__, sizeof(type), 0, count)
+#define FLASHLADDER_COUNTERS_OF(name, count) \
+    extern "C" __constant__ const WorkspaceSize workspace_##name = workspace_of(__COUNTER__, sizeof(unsigned), 1, count)
