@@ -114,6 +114,11 @@ def of_blocks(
             f"seen is {tuple(found.shape)} {found.dtype}; it should be bool, (row blocks, key blocks), with heads in "
             "front, or with the batch and heads"
         )
+    if not found.numel():
+        raise UnsupportedProblemError(
+            f"seen is {tuple(found.shape)}; it should have 1 or more of each: blocks of rows and of keys, and of the "
+            "heads and sequences in front of them"
+        )
     block_q, block_k, group = _count("block_q", block_q, 1), _count("block_k", block_k, 1), _count("group", group, 1)
     head = "h" if group == 1 else f"h / {group}"
     front = [name if size > 1 else "0" for name, size in zip(("b", head)[4 - found.dim() :], found.shape, strict=False)]

@@ -227,6 +227,8 @@ def test_blocks_of_groups_of_heads_and_their_gradients():
         (lambda: masks.of_blocks(torch.ones(3, 4)), "seen is (3, 4) torch.float32; it should be bool, (row blocks"),
         (lambda: masks.of_blocks(torch.ones(3).bool()), "seen is (3,)"),
         (lambda: masks.of_blocks(torch.ones(3, 4).bool(), block_k=0), "block_k=0: it should be 1 or more"),
+        (lambda: masks.of_blocks(torch.ones(0, 3, 4).bool()), "seen is (0, 3, 4); it should have 1 or more of each"),
+        (lambda: masks.of_blocks(torch.ones(0, 2, 3, 4).bool()), "seen is (0, 2, 3, 4); it should have 1 or more"),
         (lambda: masks.draft_tree([-1, 0]), "parents is of type list"),
         (lambda: masks.draft_tree(torch.tensor([0, 1])), "each is a token before its own"),
         (lambda: masks.draft_tree(torch.ones(1, 2, 3).int()), "parents is (1, 2, 3)"),

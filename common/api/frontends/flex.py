@@ -17,10 +17,9 @@ import torch
 from torch.nn.attention import flex_attention as torchs
 
 from flashladder.common.api import attention, validate
+from flashladder.common.api.frontends.flex_blocks import in_blocks
 from flashladder.common.api.frontends.flex_trace import Traced, trace
-from flashladder.common.api.frontends.flex_tree import ROW
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.expression import normal
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -120,36 +119,8 @@ def _mask_of(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Traced:
             f"block_mask is of {seq_lengths} rows and keys, query and key have {(seqlen_q, key.shape[2])}"
         )
     if not isinstance(block_mask, BlockMask):
-        return _in_blocks(block_mask, trace("mask_mod", block_mask.mask_mod, query.device, False, "m"))
+        return in_blocks(block_mask, trace("mask_mod", block_mask.mask_mod, query.device, False, "m"), query)
     for name, wanted, size in (("B", block_mask.batch, batch), ("H", block_mask.num_heads, num_heads)):
         if wanted not in (None, 1, size):
             raise UnsupportedProblemError(f"block_mask is of {name}={wanted}, query has {size}")
     return block_mask.traced
-
-
-def _in_blocks(block_mask: torchs.BlockMask, traced: Traced) -> Traced:
-    """A mask_mod as torch's kernels take it: in listed blocks. Of those that are listed as full all is seen."""
-    block_q, block_k = block_mask.BLOCK_SIZE
-    rows, keys = (-(-n // size) for n, size in zip(block_mask.seq_lengths, (block_q, block_k), strict=True))
-    tensors = {"part_blocks": _listed(block_mask.kv_num_blocks, block_mask.kv_indices, rows, keys)}
-    full, indices = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
-    if full is not None and indices is not None:
-        tensors["full_blocks"] = _listed(full, indices, rows, keys)
-
-    def shown(name: str) -> str:
-        b, h = (which if size > 1 else "0" for which, size in zip("bh", tensors[name].shape[:2], strict=True))
-        return f"{name}[{b}, {h}, ({normal(ROW)}) / {block_q}, k / {block_k}]"
-
-    each = [shown("part_blocks") + f" && ({traced.text})", *map(shown, list(tensors)[1:])]
-    return Traced(" || ".join(each), traced.tensors | tensors)
-
-
-def _listed(count: torch.Tensor, indices: torch.Tensor, rows: int, keys: int) -> torch.Tensor:
-    """Which blocks of keys each block of rows lists, (batch, num_heads, rows, keys), bool."""
-    if count.shape[-1] < rows:
-        raise UnsupportedProblemError(f"block_mask lists blocks for {count.shape[-1]} blocks of rows of {rows}")
-    count, indices = count[..., :rows], indices[..., :rows, :].long()
-    is_listed = torch.arange(indices.shape[-1], device=indices.device) < count[..., None]
-    places = indices.where(is_listed, keys).clamp(max=keys)  # one behind the last for what is not listed
-    found = torch.zeros(*count.shape, keys + 1, dtype=torch.bool, device=indices.device)
-    return found.scatter_(-1, places, True)[..., :keys]

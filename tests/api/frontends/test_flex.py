@@ -259,9 +259,41 @@ def test_lists_of_blocks_hide_what_they_do_not_list():
         found = flex_attention(q, k, v, block_mask=block_mask)
         exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), seen)
         assert (found - exact).abs().max() < 0.02
-    few = blocks_of(listed[:, :1])
-    with pytest.raises(UnsupportedProblemError, match="block_mask lists blocks for 1 blocks of rows of 2"):
-        flex_attention(q, k, v, block_mask=few)
+
+
+SHAPE, COUNT, INDICES = "of int32 or int64, (1, 1 or 2, 2 or more", "block_mask.kv_num_blocks", "block_mask.kv_indices"
+
+
+def ints(*shape, of=1):
+    return torch.full(shape, of, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("BLOCK_SIZE", (0, 32), "block_mask.BLOCK_SIZE is (0, 32); it should be two whole numbers above 0"),
+        ("BLOCK_SIZE", 16, "block_mask.BLOCK_SIZE is 16; it should be two whole numbers"),
+        ("kv_num_blocks", [1], f"{COUNT} is of type list; it should be a torch.Tensor"),
+        ("kv_num_blocks", ints(1, 2, 1), f"{COUNT} is (1, 2, 1) torch.int32 on cpu; it should be {SHAPE}), on cpu"),
+        ("kv_num_blocks", torch.ones(1, 2, 2), f"(1, 2, 2) torch.float32 on cpu; it should be {SHAPE}), on cpu"),
+        ("kv_num_blocks", ints(2), f"{COUNT} is (2,) torch.int32 on cpu; it should be {SHAPE}"),
+        ("kv_num_blocks", ints(3, 2, 2), f"{COUNT} is (3, 2, 2) torch.int32 on cpu; it should be {SHAPE}"),
+        ("kv_indices", ints(1, 3, 2, 3), f"{INDICES} is (1, 3, 2, 3) torch.int32 on cpu; it should be {SHAPE}"),
+        ("kv_indices", ints(1, 2, 2, 3).to("meta"), f"on meta; it should be {SHAPE}, blocks), on cpu"),
+        ("kv_indices", ints(1, 1, 2, 3), f"{INDICES} is (1, 1, 2, 3); with kv_num_blocks of (1, 2, 2) it should be"),
+        ("full_kv_indices", torch.ones(1, 2, 2, 3), "block_mask.full_kv_indices is (1, 2, 2, 3) torch.float32"),
+        ("kv_num_blocks", ints(1, 2, 2, of=4), f"{COUNT} has 4; it should have 0 to 3"),
+        ("kv_num_blocks", ints(1, 2, 2, of=-1), f"{COUNT} has -1; it should have 0 to 3"),
+        ("kv_indices", ints(1, 2, 2, 3, of=-2), f"{INDICES} has -2; it should have 0 or more"),
+    ],
+)
+def test_lists_that_are_for_no_such_query_are_refused(name, value, said):
+    q, k = torch.randn(1, 2, 30, 64).bfloat16(), torch.randn(1, 2, 90, 64).bfloat16()
+    block_mask = blocks_of(torch.ones(2, 2, 3).bool(), torch.zeros(2, 2, 3).bool())
+    setattr(block_mask, name, value)
+    with pytest.raises(UnsupportedProblemError) as refused:
+        flex_attention(q, k, k, block_mask=block_mask)
+    assert said in str(refused.value)
 
 
 def test_what_is_no_block_mask_is_refused():
