@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from flashladder.common import catalog, emulator
-from flashladder.common.compiler import build_one
+from flashladder.common.compiler import build_one, translate
 from flashladder.common.compiler.sass import code
 from flashladder.common.expression import Mods
-from flashladder.common.problem.inputs import make_inputs
+from flashladder.common.problem.inputs import Tensors, make_inputs
 from flashladder.common.problem.modified import modified, shaped
 from flashladder.common.problem.operations.packed import parts
+from flashladder.common.runtime.launch import Launcher
 from flashladder.tests.support.rung_table import emulated, masked, packed
 
 RUNG = catalog.find("52")
@@ -119,6 +120,23 @@ def check_list(found, whole, part, ends):
     assert found[:ENDS] == [len(whole), len(whole) + len(part)]
     assert found[WORDS : WORDS + found[ALL]] == [*whole, *part]
     assert found[ENDS : ENDS + len(ends)] == ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mods", "launched"),
+    [
+        ("mask=k<=q", [("list_blocks", False), ("attention_forward", True)]),
+        ("mask=k<=q+b-h", [("list_blocks", False), ("attention_forward", True)]),
+        ("score=s-b", [("attention_forward", False)]),  # else it would begin before what its inputs come of has ended
+    ],
+)
+def test_the_main_kernel_is_a_dependent_launch_where_a_list_is_made_alone(mods, launched):
+    problem = masked(batch=2200, num_heads=64, seqlen_q=70, seqlen_k=130, causal=False, mods=mods)
+    given = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in problem.tensors.items()}
+    module = translate(RUNG, RUNG.config_for(problem), "sm_90a")
+    launches = Launcher(module).launches(problem, Tensors(given, problem), num_sms=132)
+    assert [(each.entry, each.is_dependent) for each in launches] == launched
 
 
 @pytest.mark.slow

@@ -77,15 +77,23 @@ def test_options_beside_a_list(options):
     emulated(RUNG, task, tensors)
 
 
-def test_lists_of_more_sequences_and_heads_than_a_grid_is_wide():
-    """There are 70,400 of them, beyond what a grid takes along y and z."""
-    sizes = {"batch": 1100, "num_heads": 64, "seqlen_q": 70, "seqlen_k": 130, "head_dim": 128}
-    task = problem(**sizes, mods="mask=(k+b)%3!=h")
+def launches(mods, **sizes):
+    task = problem(**sizes, mods=mods)
     given = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in task.tensors.items()}
     module = translate(RUNG, RUNG.config_for(task), "sm_90a")
-    grids = {each.entry: each.grid for each in Launcher(module).launches(task, Tensors(given, task), num_sms=132)}
-    assert grids["classify_tiles"] == (2 * 70400, 1, 1)
-    assert grids["list_rows"] == (2 * 70400, 1, 1)
+    return Launcher(module).launches(task, Tensors(given, task), num_sms=132)
+
+
+def test_lists_of_more_sequences_and_heads_than_a_grid_is_wide():
+    """There are 70,400 of them, beyond what a grid takes along y and z."""
+    first, second, *_ = launches("mask=(k+b)%3!=h", batch=1100, num_heads=64, seqlen_q=70, seqlen_k=130, head_dim=128)
+    assert (first.entry, first.grid) == ("classify_tiles", (2 * 70400, 1, 1))
+    assert (second.entry, second.grid) == ("list_rows", (2 * 70400, 1, 1))
+
+
+@pytest.mark.parametrize("mods", ["mask=k<=q", "score=s-b"])
+def test_a_kernel_depends_on_the_one_before_it_and_the_first_one_on_none(mods):
+    assert [each.is_dependent for each in launches(mods)] == [False, *[True] * (4 if "mask" in mods else 2)]
 
 
 def test_what_it_refuses():
