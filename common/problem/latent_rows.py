@@ -1,7 +1,7 @@
 """Rows of 656 bytes that a cache of latents may have: FlashMLA's.
 
 512 e4m3, four fp32 scales, each of 128 of these, and the 64 columns that are K's alone, in bf16. An 8-bit number means
-itself times its scale, rounded to bf16.
+itself times its scale. Kernels may round that to bf16, as FlashMLA's do.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def to_bytes(latent: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)
 
 
-def to_numbers(rows: torch.Tensor) -> torch.Tensor:
-    """What rows (..., 656) mean: (..., 576), bf16."""
+def to_numbers(rows: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """What rows (..., 656) mean: (..., 576), each number rounded once; in fp64 exactly."""
     of_scales = ROW_BYTES - LATENT - 2 * ROTATED
     parts = rows.view(torch.uint8).split((LATENT, of_scales, 2 * ROTATED), -1)
     numbers, scales, rotated = (part.contiguous() for part in parts)
-    groups = numbers.view(FP8).float().unflatten(-1, (-1, GROUP)) * scales.view(torch.float32)[..., None]
-    return torch.cat((groups.flatten(-2).bfloat16(), rotated.view(torch.bfloat16)), -1)
+    exact = torch.promote_types(dtype, torch.float32)
+    groups = numbers.view(FP8).to(exact).unflatten(-1, (-1, GROUP)) * scales.view(torch.float32).to(exact)[..., None]
+    return torch.cat((groups.flatten(-2).to(dtype), rotated.view(torch.bfloat16).to(dtype)), -1)
 
 
 def times_signs(rows: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:

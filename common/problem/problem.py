@@ -363,11 +363,11 @@ class Operation(WithOptions, ABC):
         """
         if problem.tensors[name].dtype != torch.float32:
             unit = 0.0 if rounded.isfinite().all() else torch.finfo(rounded.dtype).eps
-            return 2 * max(_largest(rounded - exact), unit * _largest(exact)) + _TINY
-        return 1e-5 * (1 + _largest(exact))
+            return 2 * max(largest(rounded - exact), unit * largest(exact)) + _TINY
+        return 1e-5 * (1 + largest(exact))
 
 
-def _largest(x: torch.Tensor) -> float:
+def largest(x: torch.Tensor) -> float:
     """The largest magnitude of what is finite, or 0."""
     finite = x[x.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
