@@ -30,14 +30,14 @@ __device__ inline KeyPlace place_of(const Params &params, int sequence, int key,
     return key < end ? KeyPlace::find(params, sequence, key, end) : KeyPlace{-1, 0};
 }
 
-// A warp's rows of a block. Lane l knows where row l % 16 begins, null where there is none.
+// A warp's rows of a block, 16 or 32. Lane l knows where row l, or l % 16, begins, null where there is none.
 struct WarpRows {
     const char *row;
 
     // From key `first` of a part on, of elements of `bytes` bytes. `lane` is lane_index(), as the caller keeps it.
-    template <int bytes, class Part>
+    template <int bytes, int rows = warp_rows, class Part>
     __device__ static WarpRows find(const Part &part, int first, int lane) {
-        const KeyPlace place = place_of(part.params, part.tile.batch, first + lane % warp_rows, part.end);
+        const KeyPlace place = place_of(part.params, part.tile.batch, first + lane % rows, part.end);
         const TensorStride at = part.params.k_cache_stride;
         const long long element = place.page * at.batch + place.row * at.row + part.tile.head_k * at.head;
         return {place.page >= 0 ? static_cast<const char *>(part.params.k_cache) + element * bytes : nullptr};
@@ -46,7 +46,7 @@ struct WarpRows {
         return reinterpret_cast<const char *>(__shfl_sync(0xffffffff, reinterpret_cast<long long>(row), i));
     }
     // Bit i: row i is there.
-    __device__ uint16_t there() const { return static_cast<uint16_t>(__ballot_sync(0xffffffff, row != nullptr)); }
+    __device__ unsigned there() const { return __ballot_sync(0xffffffff, row != nullptr); }
 };
 
 // The scales of a warp's rows. Lane l has scale l % 4 of rows l / 4 and l / 4 + 8.
