@@ -271,7 +271,7 @@ __device__ inline LatentPart<rows, block_n, causal, RowParams> part_of(const Row
 // Copies the team's blocks of the part and multiplies with them.
 __device__ inline void multiply_all(const RowParams &params, const Part &blocks, TeamWarp &warp) {
     constexpr int stride = teams * block_n;
-    const auto part = part_of(params, blocks);
+    auto part = part_of(params, blocks);
     const QColumns q(part.tile, params, warp.slice(), warp.passed, warp.warp < col_slices);
     int seen[own_rows];
 #pragma unroll
@@ -286,6 +286,8 @@ __device__ inline void multiply_all(const RowParams &params, const Part &blocks,
         ring.load(to, warp.warp, found);
         to = to + 1 < Ring::stages ? to + 1 : 0;
         coming += stride;
+        keep_in_place(part.tile.batch);  // where it lies is worked out for each block: registers are few
+        keep_in_place(part.tile.head_k);
         found = Ring::find(part, coming, warp.warp);
     };
     for (int i = 1; i < Ring::stages; ++i) load();

@@ -30,13 +30,18 @@ struct alignas(128) RawRing {
     __device__ static WarpRows find(const Part &part, int first, int warp) {
         return WarpRows::find<1, of_warp>(part, first + warp * of_warp, lane_index());
     }
-    // Starts copying them to a stage that the team is done with. Bytes may come before they are expected: the phase also
-    // waits for that arrival.
+    // Starts copying them to a stage that the team is done with. Rows that follow each other in the cache, as those of a page
+    // do, are one copy. Bytes may come before they are expected: the phase also waits for that arrival.
     __device__ void load(int stage, int warp, const WarpRows &found) {
         char *to = block[stage] + warp * of_warp * row_bytes;
-        const int lane = lane_index();
-        if (lane < of_warp && found.row != nullptr) bulk_load(to + lane * row_bytes, found.row, row_bytes, full[stage]);
         const unsigned all = (1 << of_warp) - 1, is = found.there() & all;
+        const int lane = lane_index();
+        const bool follows = found.row == found.of(lane - 1) + row_bytes && lane % of_warp > 0;
+        const unsigned begin = __ballot_sync(0xffffffff, found.row != nullptr && !follows);
+        if (lane < of_warp && begin >> lane & 1) {
+            const int count = __clz(__brev((begin | ~is) >> lane >> 1)) + 1;  // to where others begin, or none is there
+            bulk_load(to + lane * row_bytes, found.row, count * row_bytes, full[stage]);
+        }
         if (is != all) {
             clear(to, all & ~is);
             __syncwarp();  // zeros are there
