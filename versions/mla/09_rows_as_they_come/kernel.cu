@@ -272,11 +272,6 @@ __device__ inline LatentPart<rows, block_n, causal, RowParams> part_of(const Row
 __device__ inline void multiply_all(const RowParams &params, const Part &blocks, TeamWarp &warp) {
     constexpr int stride = teams * block_n;
     auto part = part_of(params, blocks);
-    const QColumns q(part.tile, params, warp.slice(), warp.passed, warp.warp < col_slices);
-    int seen[own_rows];
-#pragma unroll
-    for (int r = 0; r < own_rows; ++r) seen[r] = part.seen(warp.first_row() + r);
-
     Ring &ring = warp.ring;
     Ring::State at{0};
     int first = part.begin + warp.team * block_n, coming = first, to = 0;
@@ -291,6 +286,11 @@ __device__ inline void multiply_all(const RowParams &params, const Part &blocks,
         found = Ring::find(part, coming, warp.warp);
     };
     for (int i = 1; i < Ring::stages; ++i) load();
+
+    const QColumns q(part.tile, params, warp.slice(), warp.passed, warp.warp < col_slices);
+    int seen[own_rows];
+#pragma unroll
+    for (int r = 0; r < own_rows; ++r) seen[r] = part.seen(warp.first_row() + r);
     for (; first < part.end; first += stride) {
         ring.full[at.stage].wait(at.parity);
         warp.multiply_keys(at.stage, q);
