@@ -111,8 +111,48 @@ def test_under_torch_compile(dynamic):
     def decode(q, blocks, lengths):
         return decode_blocks(q, cache, cache, blocks, block_size=16, cache_seqlens=lengths)
 
-    compiled = torch.compile(decode, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    assert torch.equal(compiled(q, blocks, lengths), decode(q, blocks, lengths))
+    def decode_of_views(q, blocks, both):
+        return decode_blocks(q, both[:, :, 0], both[:, :, 1], blocks, block_size=16)
+
+    both = torch.stack((cache, cache), 2)
+    for function, inputs in ((decode, (q, blocks, lengths)), (decode_of_views, (q, blocks, both))):
+        compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        assert torch.equal(compiled(*inputs), function(*inputs))
+
+
+def test_numbers_that_are_none():
+    """However large, and small; a block behind the last key is none, and blocks may be larger than the room."""
+    q, cache = drawn(1, 1, 4, 64), drawn(1, 64, 2, 64, seed=1)
+
+    def decoded(*numbers, size=16):
+        blocks = torch.tensor(numbers).expand(1, 1, 2, len(numbers))
+        return decode_blocks(q, cache, cache, blocks, block_size=size, cache_seqlens=50)
+
+    whole = decoded(0, 1, 2, 3)
+    for none in (-1, -(2**63), 4, 2**31 - 1, 2**31, 2**56, 2**60, 2**63 - 1):
+        assert torch.equal(decoded(none, 1), decoded(1, -1))
+        assert torch.equal(decoded(none, 2, 0, 1, 3), decoded(0, 1, 2, 3, -1))
+    assert (decoded(0, size=2**40) - whole).abs().max() < 0.02
+
+
+def test_a_page_that_is_none_is_the_last_one_as_elsewhere():
+    q, pages = drawn(1, 1, 4, 64), drawn(5, 16, 2, 64, seed=1)
+    found = [
+        decode_blocks(
+            q,
+            pages,
+            pages,
+            torch.tensor([0, 1]).expand(1, 1, 2, 2),
+            block_size=16,
+            cache_seqlens=30,
+            block_table=torch.tensor([table], dtype=torch.int32),
+        )
+        for table in ([0, -1, 99], [0, 4, 99])
+    ]
+    assert torch.equal(*found)
+    none = torch.zeros(1, 0, dtype=torch.int32)
+    blocks = torch.zeros(1, 1, 2, 1, dtype=torch.int32)
+    assert (decode_blocks(q, pages, pages, blocks, block_table=none) == 0).all()
 
 
 @pytest.mark.parametrize(("rows", "room", "count"), [(0, 64, 3), (1, 64, 0), (1, 0, 3)], ids=["rows", "blocks", "room"])
@@ -136,6 +176,9 @@ def test_scales_of_heads(device):
     is_near(found, exact(q, k, v, blocks, 16, (64, 64), causal=False))
 
 
+CACHE = drawn(1, 64, 2, 64)
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -145,10 +188,15 @@ def test_scales_of_heads(device):
         ({"blocks": torch.tensor([[[[1, 2, 1]] * 2]])}, "blocks has number 1 twice"),
         ({"v_cache": torch.zeros(1, 2, 64, 64).bfloat16().transpose(1, 2)}, "should be in one ratio"),
         ({"k_descale": torch.ones(3, 2)}, "k_descale is"),
+        ({"k_descale": torch.ones(2)}, r"k_descale is \(2,\); it should be"),
+        ({"block_table": torch.full((1, 4), 99).int()}, "block_table has page 99; the cache has 1"),
+        ({"q": drawn(1, 1, 4, 80), **dict.fromkeys(("k_cache", "v_cache"), drawn(1, 64, 2, 80))}, "head_dim 80"),
+        ({"out": drawn(1, 1, 4, 32)}, "out is"),
+        ({"out": CACHE[:, :1].expand(1, 1, 2, 64)[:, :, :1].expand(1, 1, 4, 64)}, "out has strides"),
+        ({"out": CACHE[:, :2].reshape(1, 1, 4, 64)}, "out shares memory with k_cache"),
     ],
 )
 def test_what_is_refused(more, named):
-    cache = drawn(1, 64, 2, 64)
-    given = {"q": drawn(1, 1, 4, 64), "k_cache": cache, "v_cache": cache, "blocks": torch.zeros(1, 1, 2, 1).int()}
+    given = {"q": drawn(1, 1, 4, 64), "k_cache": CACHE, "v_cache": CACHE, "blocks": torch.zeros(1, 1, 2, 1).int()}
     with pytest.raises(UnsupportedProblemError, match=named):
         decode_blocks(**given | {"block_size": 16} | more)
