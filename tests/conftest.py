@@ -43,9 +43,9 @@ def pytest_xdist_auto_num_workers(config):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     """Of long tests some are left to other runs. What runs alone comes last."""
-    from flashladder.tests.support.turns import is_asked
+    from flashladder.tests.support.turns import left_out
 
-    left = {item for item in items if item.get_closest_marker("slow") and not is_asked(item)}
+    left = set(left_out(items))
     config.hook.pytest_deselected(items=[*left])
     kept = [item for item in items if item not in left]
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("alone") is not None)

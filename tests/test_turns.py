@@ -62,3 +62,14 @@ def test_exercises_and_marks_name_rungs(request):
     assert turns.rungs_of(request.node) == []
     request.node.add_marker(pytest.mark.in_turn("backward/23"))
     assert turns.rungs_of(request.node) == [catalog.find("backward/23")]
+
+
+def test_of_each_function_one_case_is_asked():
+    asked = item(next(rung for rung in catalog.versions(ladder="forward") if rung not in turns.launched()), "slow")
+    cases = [types.SimpleNamespace(**{**vars(asked), "name": f"test_it[{number}]"}) for number in range(60)]
+    for case in cases:
+        case.originalname = "test_it"
+    assert 0 < len(turns.left_out(cases)) < 60
+    unasked = [case for case in cases if not turns.is_asked(case)]
+    for few in (unasked[:1], unasked[:5]):
+        assert len(turns.left_out(few)) == len(few) - 1
