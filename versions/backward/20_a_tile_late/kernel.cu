@@ -30,6 +30,7 @@
 //     added        in global memory, of each part of a tile of dQ: how many tiles of keys have been added, as far as they count
 //     barrier 1    of all consumers: no warp reads K any more
 #include "any_attention.cuh"
+#include "capped_scores.cuh"
 #include "dq_bulk.cuh"
 #include "held_columns.cuh"
 #include "kept_bits.cuh"
@@ -147,7 +148,7 @@ __device__ inline void consume(Shared &shared, const SummedWorkspaces &workspace
     HoistedReader<STile, dtype> ds_place;
     ds_place.start(shared.ds[0], warp_key);
 
-    const Softcap<softcap> score{p};
+    const CappedScores<softcap> score{p};
     const Dropout<dropout> dropping{p, work.batch, 0};
     Accumulator<16, head_dim> dv, dk;  // of this warp
     dv.clear();

@@ -27,6 +27,7 @@
 //     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more
 #include "any_attention.cuh"
+#include "capped_scores.cuh"
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
 #include "pipeline/roles.cuh"
@@ -122,7 +123,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     ds_place.start(shared.ds[0], warp * 16);
 
     const int count = next.count();
-    const Softcap<softcap> score{p};
+    const CappedScores<softcap> score{p};
     const float rescale = dropout ? Dropout<dropout>{p, work.batch, 0}.rescale : 1.0f;
     auto rows_at = rows_ring.consumer();
     auto columns_at = columns_ring.consumer();

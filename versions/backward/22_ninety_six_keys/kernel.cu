@@ -28,6 +28,7 @@
 //     empty        no warp needs P of the tile any more, nor dS of the tile before, whose dQ is there
 //     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more. 2 and 3, of one: its gradient is in shared memory
+#include "capped_scores.cuh"
 #include "dq_bulk.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -127,7 +128,7 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     scores_place.start(shared.scores[0] + STile::step(part, 0), warp * 16);
 
     const int count = tiles.count();
-    const Softcap<softcap> score{p};
+    const CappedScores<softcap> score{p};
     const float rescale = dropout ? Dropout<dropout>{p, work.batch, 0}.rescale : 1.0f;
     auto at = shared.q.consumer();  // of Q and dO alike
     PipelineState<2> place{0};      // of dS

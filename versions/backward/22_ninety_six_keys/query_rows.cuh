@@ -78,7 +78,7 @@ __device__ inline void weigh_keys(Accumulator<16, keys> &s, HeldA<16, keys> &p, 
         if (config::alibi) lost += slope * fabsf(lane_ahead + (h * 8 - n * 8 - i));
         x = exp2_approx(unit * x - lost);
         if (!config::softcap) return;
-        const float derivative = fmaxf(1.0f - tanh * tanh, 0.0f);  // 0, not -inf, of a hidden key
+        const float derivative = __saturatef(fmaf(-tanh, tanh, 1.0f));  // 0, not -inf, of a hidden key
         uint32_t &pair = p.block[n / 2][0][n % 2 * 2 + h];
         pair = i == 0 ? __float_as_uint(x) : pack<T>(__uint_as_float(pair), x);
         x *= derivative;

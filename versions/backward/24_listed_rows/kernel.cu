@@ -32,6 +32,7 @@
 #include "any_tensors.cuh"
 #include "backward/20_a_tile_late/held_columns.cuh"
 #include "backward/24_listed_rows/expressions.cuh"
+#include "capped_scores.cuh"
 #include "dq_bulk.cuh"
 #include "kept_bits.cuh"
 #include "pipeline/roles.cuh"
@@ -151,7 +152,7 @@ __device__ inline void consume(Shared &shared, const ListedWorkspaces &workspace
     HoistedReader<STile, dtype> ds_place;
     ds_place.start(shared.ds[0], warp_key);
 
-    const Softcap<softcap> score{p};
+    const CappedScores<softcap> score{p};
     const Dropout<dropout> dropping{p, work.batch, 0};
     Accumulator<16, head_dim> dv, dk;  // of this warp
     dv.clear();

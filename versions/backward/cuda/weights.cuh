@@ -22,7 +22,7 @@ __device__ inline void weights(Scores &s, ScoresOperand &p, const float *lse, fl
                 float lost = i ? of_row.y : of_row.x;
                 if (alibi) lost += slope * fabsf(lane_ahead + (n * 8 + i - h * 8));
                 of[i] = exp2_approx(unit * x - lost);
-                x = softcap ? of[i] * fmaxf(1.0f - tanh * tanh, 0.0f) : of[i];  // 0, not -inf, of a hidden key
+                x = softcap ? of[i] * __saturatef(fmaf(-tanh, tanh, 1.0f)) : of[i];  // 0, not -inf, of a hidden key
             }
             if (softcap) p.block[n / 2][0][n % 2 * 2 + h] = pack<T>(of[0], of[1]);
         }
