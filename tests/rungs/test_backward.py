@@ -150,6 +150,7 @@ def test_the_general_rungs_take_any(sizes):
         {"seqlen_q": 150, "seqlen_k": 300, "num_heads": 2, "num_heads_k": 1, "window_left": 5, "window_right": 9},
         {"head_dim": 128, "seqlen_q": 20, "seqlen_k": 300, "causal": True, "window_left": 40, "dtype": "fp16"},
         {"head_dim": 128, "seqlen_q": 70, "softcap": 0.5, "causal": True, "softmax_scale": 1.0},
+        {"head_dim": 128, "seqlen_q": 70, "softcap": 30.0, "causal": True, "window_left": 40},
         {"batch": 2, "seqlen_q": 70, "seqlen_k": 150, "num_heads": 2, "num_heads_k": 1, "alibi": True},
         {"seqlens_q": (70, 0, 133, 1, 64), "seqlens_k": (20, 10, 150, 0, 200), "causal": True, "num_heads": 2},
         {"seqlens_q": (3, 130), "seqlens_k": (140, 9), "num_heads": 2, "num_heads_k": 1, "window_left": 30, **ALL_ELSE},

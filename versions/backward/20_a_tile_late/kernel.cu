@@ -35,6 +35,7 @@
 #include "held_columns.cuh"
 #include "kept_bits.cuh"
 #include "key_sums.cuh"
+#include "near_scores.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "row_pipeline.cuh"
@@ -55,6 +56,8 @@ constexpr int held_of_k = held < head_dim ? held : head_dim, held_of_v = held - 
 // P is computed when dP is there too, so that exponentials stand among the arithmetic of dS. With 64 columns it is better to do
 // so while dP is under way.
 constexpr bool at_once = head_dim > 64;
+// With 64 columns ptxas finds no way round the branch to far scores while products run.
+using Score = std::conditional_t<softcap && head_dim <= 64, CappedScores<softcap>, NearScores<softcap>>;
 
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
 FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 2");
@@ -148,7 +151,7 @@ __device__ inline void consume(Shared &shared, const SummedWorkspaces &workspace
     HoistedReader<STile, dtype> ds_place;
     ds_place.start(shared.ds[0], warp_key);
 
-    const CappedScores<softcap> score{p};
+    Score score{p};
     const Dropout<dropout> dropping{p, work.batch, 0};
     Accumulator<16, head_dim> dv, dk;  // of this warp
     dv.clear();
@@ -180,9 +183,9 @@ __device__ inline void consume(Shared &shared, const SummedWorkspaces &workspace
         wait_for<!at_once>(s);
         if constexpr (at_once) stay_here(dp);
         score.apply(s);
-        mask.hide(s, first_key + warp_key, first_row);
+        mask.hide(s, first_key + warp_key, first_row, score.hidden);
         weights<dtype, softcap, alibi>(s, p_rounded, shared.q.numbers[q_at.stage] + row, score.scale, slope,
-                                       first_row + mask.shift - first_key - warp_key);
+                                       first_row + mask.shift - first_key - warp_key, score);
         if constexpr (!at_once) wait_for(dp);
     };
     // dS^T of a step, for dQ

@@ -43,10 +43,10 @@ struct BoundedKeyMask {
                first_row_ + rows <= (window ? min(end_row(first_key), nobody) : nobody);
     }
 
-    // S^T holds the scores of the keys from `first_key` on and the rows from `first_row_` on. Sets to minus infinity those
-    // of rows that do not see a key.
+    // S^T holds the scores of the keys from `first_key` on and the rows from `first_row_` on. Sets to `hidden` those of rows that
+    // do not see a key.
     template <int keys, int rows>
-    __device__ void hide(Accumulator<keys, rows> &s, int first_key, int first_row_) const {
+    __device__ void hide(Accumulator<keys, rows> &s, int first_key, int first_row_, float hidden = -INFINITY) const {
         if (first_row(first_key + keys - 1) <= first_row_ && (!window || first_row_ + rows <= end_row(first_key))) return;
 #pragma unroll
         for (int m = 0; m < keys / 16; ++m)
@@ -58,7 +58,7 @@ struct BoundedKeyMask {
                 for (int n = 0; n < rows / 8; ++n)
 #pragma unroll
                     for (int i = 0; i < 2; ++i)
-                        if (n * 8 + i < first || (window && n * 8 + i >= end)) s.block[m][n][2 * h + i] = -INFINITY;
+                        if (n * 8 + i < first || (window && n * 8 + i >= end)) s.block[m][n][2 * h + i] = hidden;
             }
     }
 };

@@ -5,7 +5,11 @@
 // As Softcap, to the bit: 2 r is exact, so 1 - 2 r rounds once either way, but nvcc makes two additions of it.
 template <bool softcap>
 struct CappedScores : Softcap<softcap> {
+    static constexpr float hidden = -INFINITY;
+
     using Softcap<softcap>::Softcap;
+
+    __device__ float operator()(float tanh) const { return tanh; }  // what `apply` has left
 
     // S of a warp, in place.
     template <int cols>

@@ -3,11 +3,16 @@
 #include "any_score.cuh"
 #include "warpgroup_tiles.cuh"
 
+struct AsIs {
+    __device__ float operator()(float x) const { return x; }
+};
+
 // S^T becomes what dP^T - delta is multiplied by: P^T = 2^(score - lse), with a softcap times the softcap's derivative,
-// 1 - tanh^2; only then `p` is set, to P^T. S^T has the scores behind the softcap, which count `unit` each in log2; a hidden key's
+// 1 - tanh^2; only then `p` is set, to P^T. `of_score` of S^T are the scores behind the softcap, which count `unit` each in log2; a hidden key's
 // is minus infinity. `ahead` keys are between the first key and the first row's own, and a score loses `slope` for each.
-template <class T, bool softcap, bool alibi>
-__device__ inline void weights(Scores &s, ScoresOperand &p, const float *lse, float unit, float slope, int ahead) {
+template <class T, bool softcap, bool alibi, class Of = AsIs>
+__device__ inline void weights(Scores &s, ScoresOperand &p, const float *lse, float unit, float slope, int ahead,
+                               const Of &of_score = {}) {
     const float lane_ahead = ahead + accumulator_col() - accumulator_row();
 #pragma unroll
     for (int n = 0; n < step_rows / 8; ++n) {
@@ -18,10 +23,10 @@ __device__ inline void weights(Scores &s, ScoresOperand &p, const float *lse, fl
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 float &x = s.block[0][n][2 * h + i];
-                const float tanh = x;
+                const float tanh = of_score(x);
                 float lost = i ? of_row.y : of_row.x;
                 if (alibi) lost += slope * fabsf(lane_ahead + (n * 8 + i - h * 8));
-                of[i] = exp2_approx(unit * x - lost);
+                of[i] = exp2_approx(unit * tanh - lost);
                 x = softcap ? of[i] * __saturatef(fmaf(-tanh, tanh, 1.0f)) : of[i];  // 0, not -inf, of a hidden key
             }
             if (softcap) p.block[n / 2][0][n % 2 * 2 + h] = pack<T>(of[0], of[1]);

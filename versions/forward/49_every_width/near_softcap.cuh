@@ -3,6 +3,17 @@
 #include "softmax/softcap.cuh"
 #include "tile/rows.cuh"
 
+// a x + b x^3 + c x^5 + d x^7
+struct OddPolynomial {
+    float a, b, c, d;
+
+    __device__ float operator()(float x) const {
+        const float square = x * x;
+        const float sum = fmaf(fmaf(d, square, c), square, b);
+        return x * fmaf(sum, square, a);
+    }
+};
+
 // As Softcap. For the softmax a lane's keys of a row, of a block, decide, and no other row.
 struct NearSoftcap {
     static constexpr float reach = 0.4375f;  // of score / softcap
@@ -33,14 +44,10 @@ struct NearSoftcap {
             visit([](float x) { return near_tanh(x); });
     }
 
-  private:
     // tanh(reach / 2 * x) for |x| < 2: of the odd polynomials of degree 7 the one with the least error, 2^-21.7; Softcap has
     // 2^-22.4.
-    static __device__ float near_tanh(float x) {
-        const float square = x * x;
-        const float sum = fmaf(fmaf(-1.1126009e-06f, square, 6.63477404e-05f), square, -0.00348883169f);
-        return x * fmaf(sum, square, 0.218749955f);
-    }
+    static __device__ OddPolynomial near() { return {0.218749955f, -0.00348883169f, 6.63477404e-05f, -1.1126009e-06f}; }
+    static __device__ float near_tanh(float x) { return near()(x); }
     // The same of any x, as Softcap has it.
     static __device__ float far_tanh(float x) {
         return 1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(x * (reach * log2_e)));
