@@ -238,14 +238,13 @@ def test_caches_are_studied_apart(run, tmp_path):
 
 
 def test_gradients_are_studied_beside_a_plain_backward_pass(run):
-    """Of what calls launch. On Hopper that rounds P for dV alone, as FlashAttention-2 does; rung 11 does for dS too."""
+    """Of what calls launch: P is rounded for dV alone, as in FlashAttention-2, so no error is larger than its."""
     few = ("--device", "emulator", "--families", "normal,rising_gently", "--dtypes", "bf16", "--seqlens", "128")
     code, out, err = run("backward/20", *few)
     assert code == 0, out + err
     assert len(re.findall(r"\(\d\.\d{3}\)", out)) == 2 * 3, "of each family and gradient"
-    code, out, _ = run("backward", *few)
-    assert code == accuracy.EXIT_MISSED
-    assert "beyond a bar: backward/11 Any attention, bf16, normal, dq: rms with 128 keys" in out
+    code, out, err = run("backward", *few)
+    assert code == 0, out + err
     frame, _ = records.accuracy().read()
     assert len(frame) == 2 * 2 * 2 * 3, "two studies of two kernels, two families, and three gradients"
     ours = frame[frame["version"] == "backward/20_a_tile_late"]

@@ -11,11 +11,11 @@
 #include "pair.cuh"
 #include "row_numbers.cuh"
 #include "sequence.cuh"
-#include "signed_letters.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"
 #include "turns.cuh"
+#include "whole_letters.cuh"
 
 #include <type_traits>
 
@@ -54,8 +54,7 @@ struct Shared {
     RowNumbers<block_m> numbers[2];
 };
 
-// A pair's letters take the place of its dS, which is as much. Not so where dS comes in parts, as each would lie on
-// letters of the next.
+// A pair's letters take the place of its dS. Not so where dS comes in parts, as each would lie on letters of the next.
 constexpr bool has_mailboxes = warp_rows < block_m;
 constexpr int shared_bytes = sizeof(Shared) + has_mailboxes * STile::size * sizeof(dtype);
 
@@ -209,13 +208,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         const Stage &stage = shared.stage[i % 2];
         const RowNumbers<block_m> &numbers = shared.numbers[i % 2];
         const float slope = alibi_slope<alibi>(p, tile.batch, at.head);
-        dtype *ds = shared.ds[i % 2], *letters = has_mailboxes ? reinterpret_cast<dtype *>(&shared + 1) : ds;
+        dtype *ds = shared.ds[i % 2];
+        const WholeLetters<warp_keys, warp_rows> letters{has_mailboxes ? reinterpret_cast<dtype *>(&shared + 1) : ds, pair};
         for (int row = 0; row < block_m; row += warp_rows) {
             rows.reader.start(has_values ? stage.q : stage.dout, row);
             columns.reader.start(has_values ? stage.dout : stage.q, row);
             Accumulator<warp_keys, warp_rows> s;
             HeldA<warp_keys, warp_rows> operand;
-            const int posted = 1 + (pair * block_m + row) / warp_rows;  // a barrier of the two warps, for these rows
             if (has_values) {
                 // S^T = K Q^T, P^T = 2^(score - lse)
                 s.clear();
@@ -223,16 +222,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                 score.apply(s);
                 const int this_key = first_key + warp_key, this_row = at.number * block_m + row;
                 mask.hide(s, this_key, this_row);
-                auto letter = exponentiate<dtype, softcap, alibi>(s, numbers.lse + row, score.scale, slope,
-                                                                  this_row + mask.shift - this_key);
+                operand = exponentiate<dtype, softcap, alibi>(s, numbers.lse + row, score.scale, slope,
+                                                              this_row + mask.shift - this_key);
                 if constexpr (dropout) {
-                    operand = round_to_operand<dtype>(s);
                     dropping.of_head(p, tile.batch, at.head);
-                    sign_and_drop(dropping, letter, operand, this_row, this_key);
+                    sign_and_drop(dropping, s, operand, this_row, this_key);
                 }
-                post(mailbox(letters, pair, row), letter);
-                if constexpr (!dropout) operand = round_to_operand<dtype>(s);
-                named_barrier_arrive(posted, 64);  // it is there for the key warp
+                letters.post(s, row);
             } else {
                 // dP^T - delta = V dO^T - delta; with dropout delta comes later, as it counts where dP does not
                 if constexpr (dropout)
@@ -240,12 +236,11 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                 else
                     each_row_of_q(s, numbers.delta + row, [](float &gradient, float row_delta) { gradient = -row_delta; });
                 gemm<dtype, head_dim>(s, keys, rows);
-                named_barrier_sync(posted, 64);
                 // dS^T = P^T * (dP^T - delta), where the letter has P^T, or what a softcap makes of it
                 if constexpr (dropout)
-                    multiply_signed<dtype>(s, mailbox(letters, pair, row), numbers.delta + row, dropping.rescale);
+                    letters.multiply_signed(s, row, numbers.delta + row, dropping.rescale);
                 else
-                    multiply<dtype>(s, mailbox(letters, pair, row));
+                    letters.multiply(s, row);
                 operand = round_to_operand<dtype>(s);
                 __syncwarp();  // every lane has read its letter, and dS may take its place
                 if constexpr (wants_dq) store_operand<STile>(ds, warp_key, row, operand);

@@ -15,6 +15,7 @@
 #include "softmax/online.cuh"
 #include "tile/gemm.cuh"
 #include "turns.cuh"
+#include "whole_letters.cuh"
 
 #include <type_traits>
 
@@ -53,8 +54,7 @@ struct Shared {
     RowNumbers<block_m> numbers[2];
 };
 
-// A pair's letters take the place of its dS, which is as much. Not so where dS comes in parts, as each would lie on
-// letters of the next.
+// A pair's letters take the place of its dS. Not so where dS comes in parts, as each would lie on letters of the next.
 constexpr bool has_mailboxes = warp_rows < block_m;
 constexpr int shared_bytes = sizeof(Shared) + has_mailboxes * STile::size * sizeof(dtype);
 
@@ -224,13 +224,13 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
         const Stage &stage = shared.stage[i % 2];
         const RowNumbers<block_m> &numbers = shared.numbers[i % 2];
         const Weights weights{p, mask, tile.batch, at.head, score.scale, alibi_slope<alibi>(p, tile.batch, at.head)};
-        dtype *ds = shared.ds[i % 2], *letters = has_mailboxes ? reinterpret_cast<dtype *>(&shared + 1) : ds;
+        dtype *ds = shared.ds[i % 2];
+        const WholeLetters<warp_keys, warp_rows> letters{has_mailboxes ? reinterpret_cast<dtype *>(&shared + 1) : ds, pair};
         for (int row = 0; row < block_m; row += warp_rows) {
             rows.reader.start(has_values ? stage.q : stage.dout, row);
             columns.reader.start(has_values ? stage.dout : stage.q, row);
             Accumulator<warp_keys, warp_rows> s;
             HeldA<warp_keys, warp_rows> operand;
-            const int posted = 1 + (pair * block_m + row) / warp_rows;  // a barrier of the two warps, for these rows
             const int this_key = first_key + warp_key, this_row = at.number * block_m + row;
             if (dropout) dropping.of_head(p, tile.batch, at.head);
             if (has_values) {
@@ -238,10 +238,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                 s.clear();
                 gemm<dtype, head_dim>(s, keys, rows);
                 score.apply(s);
-                HeldA<warp_keys, warp_rows> letter;
-                weights.exponentiate<dtype>(s, numbers.lse + row, this_key, this_row, operand, letter);
-                post(mailbox(letters, pair, row), letter);
-                named_barrier_arrive(posted, 64);  // it is there for the key warp
+                weights.exponentiate<dtype>(s, numbers.lse + row, this_key, this_row, operand);
+                letters.post(s, row);
                 if constexpr (dropout)
                     dropping.each_pair<true, warp_keys, warp_rows>(this_row, this_key, [&](int step, int m, int i, uint32_t kept) {
                         operand.block[step][m][i] &= kept;
@@ -254,9 +252,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, ctas_per_sm)
                     each_row_of_q(s, numbers.delta + row, [](float &gradient, float row_delta) { gradient = -row_delta; });
                 gemm<dtype, head_dim>(s, keys, rows);
                 if constexpr (dropout) drop_and_subtract(dropping, s, numbers.delta + row, this_row, this_key);
-                named_barrier_sync(posted, 64);
                 // dS^T = P^T * (dP^T - delta), where the letter has P^T times the slope of what scores become
-                multiply<dtype>(s, mailbox(letters, pair, row));
+                letters.multiply(s, row);
                 operand = round_to_operand<dtype>(s);
                 __syncwarp();  // every lane has read its letter, and dS may take its place
                 if constexpr (wants_dq) store_operand<STile>(ds, warp_key, row, operand);

@@ -12,23 +12,21 @@ struct ModifiedWeights {
     int batch, head;
     float unit, slope;  // what a score behind the softcap counts in log2, and loses for each key by ALiBi
 
-    // P^T of S^T behind the softcap, of the keys from `first_key` on and the rows from `first_row` on, whose LSE `lse` has; and
-    // what dP is to be multiplied by: P^T times the derivatives of the score and of the softcap.
+    // P^T of S^T behind the softcap, rounded, of the keys from `first_key` on and the rows from `first_row` on, whose LSE `lse`
+    // has. `scored` becomes what dP is to be multiplied by: P^T times the derivatives of the score and of the softcap.
     template <class T, int keys, int rows>
-    __device__ void exponentiate(const Accumulator<keys, rows> &scored, const float *lse, int first_key, int first_row,
-                                 HeldA<keys, rows> &weights, HeldA<keys, rows> &pulls) const {
-        float pair[2][2];  // of two neighbours, which are rounded together
+    __device__ void exponentiate(Accumulator<keys, rows> &scored, const float *lse, int first_key, int first_row,
+                                 HeldA<keys, rows> &weights) const {
+        float pair[2];  // of two neighbours, which are rounded together
         each(scored, lse, first_key, first_row, [&](int m, int n, int i, const Place &at, float s, float p) {
-            pair[0][i % 2] = p;
+            pair[i % 2] = p;
             if (p != 0.0f) {  // else its score may be infinite, and have no slope
                 const float tanh = scored.block[m][n][i];
                 if constexpr (softcap) p *= fmaxf(1.0f - tanh * tanh, 0.0f);
                 if constexpr (has_score) p *= Mods::slope(params, at, s);
             }
-            pair[1][i % 2] = p;
-            if (i % 2 == 0) return;
-            weights.block[n / 2][m][n % 2 * 2 + i / 2] = pack<T>(pair[0][0], pair[0][1]);
-            pulls.block[n / 2][m][n % 2 * 2 + i / 2] = pack<T>(pair[1][0], pair[1][1]);
+            scored.block[m][n][i] = p;
+            if (i % 2 == 1) weights.block[n / 2][m][n % 2 * 2 + i / 2] = pack<T>(pair[0], pair[1]);
         });
     }
 

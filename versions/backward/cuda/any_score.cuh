@@ -11,15 +11,16 @@ __device__ inline float alibi_slope(const Params &p, int batch, int head) {
     return 0.0f;
 }
 
-// S^T becomes P^T = 2^(score - lse), where lse is of the rows of Q from the tile's first one on. A hidden key's score is minus
+// P^T = 2^(score - lse) of S^T, where lse is of the rows of Q from the tile's first one on. A hidden key's score is minus
 // infinity. `scored` has the scores behind the softcap, which count `unit` each in log2. `ahead` keys are between the first
 // key and the first row's own, and a score loses `slope` for each.
 //
-// What dP is to be multiplied by comes back. With a softcap that is P^T times the softcap's derivative, 1 - tanh^2.
+// `scored` becomes what dP is to be multiplied by, in fp32: with a softcap that is P^T times the softcap's derivative, 1 - tanh^2.
+// P^T comes back, rounded.
 template <class T, bool softcap, bool alibi, int keys, int rows>
 __device__ inline HeldA<keys, rows> exponentiate(Accumulator<keys, rows> &scored, const float *lse, float unit, float slope,
                                                  int ahead) {
-    Accumulator<keys, rows> weight;
+    HeldA<keys, rows> p;
     const float lane_ahead = ahead + accumulator_col() - accumulator_row();
 #pragma unroll
     for (int n = 0; n < rows / 8; ++n) {
@@ -27,14 +28,19 @@ __device__ inline HeldA<keys, rows> exponentiate(Accumulator<keys, rows> &scored
 #pragma unroll
         for (int m = 0; m < keys / 16; ++m)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float &x = scored.block[m][n][i];
-                const float tanh = x;
-                float lost = i % 2 ? of_row.y : of_row.x;
-                if (alibi) lost += slope * fabsf(lane_ahead + (n * 8 + i % 2 - m * 16 - i / 2 * 8));
-                x = exp2_approx(unit * x - lost);
-                weight.block[m][n][i] = softcap ? x * fmaxf(1.0f - tanh * tanh, 0.0f) : x;  // 0, not -inf, of a hidden key
+            for (int h = 0; h < 2; ++h) {
+                float of[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float &x = scored.block[m][n][2 * h + i];
+                    const float tanh = x;
+                    float lost = i ? of_row.y : of_row.x;
+                    if (alibi) lost += slope * fabsf(lane_ahead + (n * 8 + i - m * 16 - h * 8));
+                    of[i] = exp2_approx(unit * x - lost);
+                    x = softcap ? of[i] * fmaxf(1.0f - tanh * tanh, 0.0f) : of[i];  // 0, not -inf, of a hidden key
+                }
+                p.block[n / 2][m][n % 2 * 2 + h] = pack<T>(of[0], of[1]);
             }
     }
-    return round_to_operand<T>(weight);
+    return p;
 }
