@@ -245,6 +245,7 @@ def test_gradients_are_studied_beside_a_plain_backward_pass(run):
     assert len(re.findall(r"\(\d\.\d{3}\)", out)) == 2 * 3, "of each family and gradient"
     code, out, err = run("backward", *few)
     assert code == 0, out + err
+    assert run("backward/23", "--no-log", *few)[0] == 0, "what expressions are put into"
     frame, _ = records.accuracy().read()
     assert len(frame) == 2 * 2 * 2 * 3, "two studies of two kernels, two families, and three gradients"
     ours = frame[frame["version"] == "backward/20_a_tile_late"]
