@@ -21,6 +21,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, le=1e15)]
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # 1e36, of the largest numbers of bf16
 PositiveFloat = Annotated[float, Field(ge=1e-12, le=1e12)]  # a time, rate or ratio
 Share = Annotated[float, Field(ge=0, le=1)]
 Flag = Annotated[Literal["true", "false"], AfterValidator("true".__eq__)]

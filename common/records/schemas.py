@@ -19,6 +19,7 @@ from flashladder.common.records.cells import (
     Signed,
     Size,
     Time,
+    Tolerance,
     Words,
     one_of,
 )
@@ -70,9 +71,9 @@ PROBLEM = {
 CHECK = {
     "passed": bool,
     "max_error": Error,
-    "tolerance": Amount,
+    "tolerance": Tolerance,
     "lse_error": Error,
-    "lse_tolerance": Amount,
+    "lse_tolerance": Tolerance,
 }
 RESOURCES = {
     "registers": int,

@@ -96,6 +96,12 @@ def test_an_empty_cell_is_refused(row, tmp_path):
         assert name in fault, fault
 
 
+def test_tolerances_of_the_largest_numbers_are_taken(row, tmp_path):
+    """As the family largest_values has them; what the laboratory writes it reads."""
+    found = received.faults(sent(tmp_path, [row | {"family": "largest_values", "tolerance": "1.3e+36"}]))
+    assert not [fault for fault in found if "tolerance" in fault]
+
+
 def test_the_dashboard_leaves_out_what_is_wrong(row, tmp_path, monkeypatch, capsys):
     folder = results(tmp_path, monkeypatch)
     sent(folder, [row, *bad_rows(row)])
