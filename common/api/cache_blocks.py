@@ -15,7 +15,6 @@ from flashladder.common.problem.head_dims import CACHED_HEAD_DIMS
 from flashladder.common.runtime import ready
 from flashladder.common.runtime.outputs import new_lse, new_o
 
-_WANTED = "(batch, seqlen_q, heads_k, count), torch.int32 or torch.int64"
 _MOST = 2**31 - 1  # an entry of a block table is an int32
 _NONE = _MOST  # a block that is none; it comes behind all others
 
@@ -51,7 +50,8 @@ def decode_blocks(
     the emulator copies pages that overlap, so it is for small caches. Forward only. After a first call a CUDA graph may
     capture it.
 
-    Raises UnsupportedProblemError for tensors that do not go together, and on the CPU for a block that is there twice.
+    Raises UnsupportedProblemError for tensors that do not go together, and on the CPU for a block that is there twice
+    and for a page that the cache has not.
     """
     q, k_cache, v_cache = validate.tensors(validate.BATCH, q=q, k_cache=k_cache, v_cache=v_cache)
     size = validate.whole("block_size", block_size)
@@ -73,7 +73,9 @@ def decode_blocks(
         if validate.has_memory(out):
             ready.check_apart(out, {"q": q, "k_cache": k_cache, "v_cache": v_cache})
     gradients.refuse(q, k_cache, v_cache)
-    scales = (_scale_of(n, x, batch, heads_k, q) for n, x in (("k_descale", k_descale), ("v_descale", v_descale)))
+    cache = caches.scaled(cache, k_descale, v_descale)
+    if cache.k_descale is not None and cache.k_descale.dim() == 3:
+        raise UnsupportedProblemError("k_descale and v_descale are of pages; here they are numbers, (1,), or of heads")
     o, lse = _computed(
         q,
         k_cache,
@@ -85,7 +87,8 @@ def decode_blocks(
         validate.scale(softmax_scale),
         validate.flag("causal", causal),
         validate.softcap(softcap),
-        *scales,
+        cache.k_descale,
+        cache.v_descale,
     )
     if out is not None:
         o = out.copy_(o)
@@ -147,7 +150,8 @@ def _check_blocks(blocks: Any, of: tuple[int, int, int], device: torch.device) -
     found = validate.tensor("blocks", blocks)
     if found.dim() != 4 or found.shape[:3] != of or found.dtype not in (torch.int32, torch.int64):
         raise UnsupportedProblemError(
-            f"blocks is {tuple(found.shape)} {found.dtype}; it should be {_WANTED}: with q and k_cache {(*of, 'count')}"
+            f"blocks is {tuple(found.shape)} {found.dtype}; it should be (batch, seqlen_q, heads_k, count), "
+            f"torch.int32 or torch.int64: with q and k_cache {(*of, 'count')}"
         )
     if found.device != device:
         raise UnsupportedProblemError(f"blocks is on {found.device}, q on {device}")
@@ -174,14 +178,13 @@ def _in_order(blocks: torch.Tensor, size: int, lengths: torch.Tensor) -> tuple[t
 
 
 def _pages_of_heads(cache: Cache, page: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """K and V as overlapping pages of one head, which begin each `unit` elements of K, one for any key that a page may
-    begin with."""
+    """K and V as pages of one head, which may overlap, and after how many elements of K the next one begins: that
+    divides all distances between pages, so that each page of each head has a number."""
     k, v = cache.k, cache.v
     places, tokens, heads, _ = k.shape
-    steps = _steps(k, page)
-    unit = math.gcd(*steps) or 1
-    of_v = math.gcd(*_steps(v, page)) or 1
-    if [step // unit for step in steps] != [step // of_v for step in _steps(v, page)]:
+    steps, steps_of_v = _steps(k, page), _steps(v, page)
+    unit, unit_of_v = math.gcd(*steps) or 1, math.gcd(*steps_of_v) or 1
+    if [step // unit for step in steps] != [step // unit_of_v for step in steps_of_v]:
         raise UnsupportedProblemError(
             f"k_cache has strides {k.stride()}, v_cache {v.stride()}: those of sequences, keys and heads should be in "
             "one ratio"
@@ -191,7 +194,7 @@ def _pages_of_heads(cache: Cache, page: int) -> tuple[torch.Tensor, torch.Tensor
         raise UnsupportedProblemError(f"k_cache has {last} places where a page may begin; at most {_MOST} work")
     views = [
         x.as_strided((last + 1, page, 1, x.shape[3]), (begins, x.stride(1), x.stride(2), x.stride(3)))
-        for x, begins in ((k, unit), (v, of_v))
+        for x, begins in ((k, unit), (v, unit_of_v))
     ]
     return views[0], views[1], unit
 
@@ -227,19 +230,6 @@ def _table_of(
         places = places.where(is_one, num_places - 1)  # as kernels read what is none
     pages = (pages % a_place).where(has_keys, 0)
     return (places * of_place + pages * of_page + torch.arange(heads, device=blocks.device)[:, None] * of_head).int()
-
-
-def _scale_of(name: str, scale: Any, batch: int, heads: int, q: torch.Tensor) -> torch.Tensor | None:
-    """The scale of 8-bit floats: (1,), or of each head or of all sequences'."""
-    if scale is None:
-        return None
-    if not isinstance(scale, torch.Tensor):
-        return q.new_full((1,), validate.number(name, scale), dtype=torch.float32)
-    if scale.shape not in ((), (1,), (batch, heads), (1, heads)):
-        raise UnsupportedProblemError(
-            f"{name} is {tuple(scale.shape)}; it should be a number, (1,), {(batch, heads)} or {(1, heads)}"
-        )
-    return scale.reshape(1) if scale.dim() < 2 else scale
 
 
 def _of_parts(scale: torch.Tensor | None, parts: tuple[int, int, int]) -> torch.Tensor | None:

@@ -177,6 +177,8 @@ def test_scales_of_heads(device):
 
 
 CACHE = drawn(1, 64, 2, 64)
+IN_8_BITS = dict.fromkeys(("k_cache", "v_cache"), CACHE.to(torch.float8_e4m3fn))
+TABLE = {"block_table": torch.zeros(1, 1, dtype=torch.int32)}
 
 
 @pytest.mark.parametrize(
@@ -187,8 +189,10 @@ CACHE = drawn(1, 64, 2, 64)
         ({"blocks": torch.zeros(1, 1, 4, 3).int()}, r"with q and k_cache \(1, 1, 2, 'count'\)"),
         ({"blocks": torch.tensor([[[[1, 2, 1]] * 2]])}, "blocks has number 1 twice"),
         ({"v_cache": torch.zeros(1, 2, 64, 64).bfloat16().transpose(1, 2)}, "should be in one ratio"),
-        ({"k_descale": torch.ones(3, 2)}, "k_descale is"),
-        ({"k_descale": torch.ones(2)}, r"k_descale is \(2,\); it should be"),
+        ({"k_descale": torch.ones(1, 2)}, "k_descale is given, but k_cache is torch.bfloat16"),
+        ({**IN_8_BITS, "k_descale": torch.ones(3, 2)}, r"k_descale is \(3, 2\) .*; with q it is a number"),
+        ({**IN_8_BITS, "k_descale": torch.ones(2)}, r"k_descale is \(2,\) .*; with q it is a number"),
+        ({**IN_8_BITS, **TABLE, "v_descale": torch.ones(1, 1, 2, 1)}, "v_descale are of pages; here"),
         ({"block_table": torch.full((1, 4), 99).int()}, "block_table has page 99; the cache has 1"),
         ({"q": drawn(1, 1, 4, 80), **dict.fromkeys(("k_cache", "v_cache"), drawn(1, 64, 2, 80))}, "head_dim 80"),
         ({"out": drawn(1, 1, 4, 32)}, "out is"),

@@ -30,7 +30,7 @@ __device__ inline KeyPlace place_of(const Params &params, int sequence, int key,
     return key < end ? KeyPlace::find(params, sequence, key, end) : KeyPlace{-1, 0};
 }
 
-// A warp's rows of a block, 16 or 32. Lane l knows where row l, or l % 16, begins, null where there is none.
+// A warp's rows of a block. Lane l knows where row l % rows begins, null where there is none.
 struct WarpRows {
     const char *row;
 
@@ -45,7 +45,7 @@ struct WarpRows {
     __device__ const char *of(int i) const {
         return reinterpret_cast<const char *>(__shfl_sync(0xffffffff, reinterpret_cast<long long>(row), i));
     }
-    // Bit i: row i is there.
+    // Bit i: row i % rows is there.
     __device__ unsigned there() const { return __ballot_sync(0xffffffff, row != nullptr); }
 };
 
