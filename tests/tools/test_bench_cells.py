@@ -173,8 +173,7 @@ def test_cells_of_the_backward_ladder_are_problems_that_its_calls_take():
     assert {sum(cell.problem.seqlens_q) for cell in found if cell.mix} == {cells.TOKENS}
     card = catalog.Card("sm_90a", load_gpu("h100"))
     for cell in found:
-        used = "ampere" if cell.problem.mods else "hopper"  # backward/24 is launched when it has run on a GPU
-        assert catalog.choice(cell.problem, card)[0].instruction_set == used, cell.title
+        assert catalog.choice(cell.problem, card)[0].instruction_set == "hopper", cell.title
     assert next(cell.title for cell in found if cell.problem.packed) == "packed: d128, full, equal"
 
 
