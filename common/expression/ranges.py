@@ -2,13 +2,30 @@
 
 Whole numbers become ranges, truth values what they may be (common/cuda/softmax/ranges.cuh). What names neither q nor k
 is the same in all of the rectangle, and exact. Elements that are read at few places are all read, for the least and the
-largest. At more places they may be anything, and so may numbers of fp32 that differ within the rectangle.
+largest. At more places they may be anything. A number of fp32 that surely only grows, or only falls, with q alone or
+with k alone lies between what it is at both ends; another one that differs within the rectangle may be anything.
 """
 
 from __future__ import annotations
 
+import math
+
 from flashladder.common.expression import text
-from flashladder.common.expression.tree import Binary, Call, Choice, Element, Name, Node, Type, Unary, names, walk
+from flashladder.common.expression.band import MOST_ADDED
+from flashladder.common.expression.tree import (
+    SIZES,
+    Binary,
+    Call,
+    Choice,
+    Element,
+    Name,
+    Node,
+    Number,
+    Type,
+    Unary,
+    names,
+    walk,
+)
 from flashladder.common.expression.typed import EQUALITY, LOGIC, ORDER
 
 _TWO = {"+": "sum", "-": "difference", "*": "product", "/": "quotient", "%": "remainder"}
@@ -41,13 +58,14 @@ def _truth(node: Node) -> str | None:
             is_read = any(isinstance(part, Element) for part in walk(right))
             return f"ranges::{function}({c(left)}, [&] {{ return {c(right)}; }}, {str(not is_read).lower()})"
         case Binary(operator=operator, left=left, right=right) if operator in (*EQUALITY, *ORDER):
-            if Type.FLOAT in (left.type, right.type):
-                return None  # it may be beyond all whole numbers, or NaN
             if operator in _TURNED:
                 operator, left, right = _TURNED[operator], right, left
+            known = _span if Type.FLOAT in (left.type, right.type) else c
+            if (first := known(left)) is None or (second := known(right)) is None:
+                return None
             if operator == "!=":
-                return f"ranges::inverse(ranges::equal({c(left)}, {c(right)}))"
-            return f"ranges::{_COMPARED[operator]}({c(left)}, {c(right)})"
+                return f"ranges::inverse(ranges::equal({first}, {second}))"
+            return f"ranges::{_COMPARED[operator]}({first}, {second})"
         case Choice():
             return _choice(node)
         case Element():
@@ -70,6 +88,8 @@ def _number(node: Node) -> str | None:
             return f"ranges::{function}({c(left)}, {c(right)})"
         case Call(function="abs", arguments=(operand,)):
             return f"ranges::abs<{bits}>({c(operand)})"
+        case Call(function="int", arguments=(operand,)) if operand.type == Type.FLOAT and (span := _span(operand)):
+            return f"expression::to_int({span})"
         case Choice():
             return _choice(node)
         case Element():
@@ -113,6 +133,63 @@ def _reaches_its_ends(node: Node) -> bool:
         case Binary(operator="/", left=left):  # by one number, or it has no range
             return _reaches_its_ends(left)
     return False
+
+
+def _span(node: Node) -> str | None:
+    """Of a number as one of fp32: what it is at both ends of the range that moves it. None where that tells nothing."""
+    moved = _moves(node)
+    if not moved:
+        return f"ranges::alike({text.c(node)})"
+    if len(moved) > 1 or not _goes_one_way(node):
+        return None
+    name = min(moved)
+    return f"ranges::ends_of_{name}(at, {name}, [&](const Place &at) {{ return {text.c(node)}; }})"
+
+
+def _goes_one_way(node: Node) -> bool:
+    """Whether it only grows or only falls with its position, rounded too. Where it is NaN somewhere, an end is."""
+    match node:
+        case Name():
+            return True
+        case (
+            Unary(operator="-", operand=operand)
+            | Call(function="floor" | "ceil" | "sqrt" | "float", arguments=(operand,))
+        ):
+            return _goes_one_way(operand)
+        case Binary(operator="+" | "-", left=left, right=right):
+            # One rounding of a product and a sum is not two: compilers choose, and may choose twice.
+            is_rounded_once = any(part.type == Type.FLOAT and _is_product(part) for part in (left, right))
+            sides = (left, right) if _moves(left) else (right, left)
+            return not is_rounded_once and _goes_one_way(sides[0]) and _is_finite(sides[1])
+        case Binary(operator="*", left=left, right=right) if node.type == Type.FLOAT:
+            sides = (left, right) if _moves(left) else (right, left)
+            return _goes_one_way(sides[0]) and _is_factor(sides[1])
+        case Binary(operator="/", left=left, right=right) if node.type == Type.FLOAT:
+            return bool(_moves(left)) and _goes_one_way(left) and _is_factor(right)
+    return False
+
+
+def _is_product(node: Node) -> bool:
+    match node:
+        case Unary(operand=operand):
+            return _is_product(operand)
+        case Binary(operator=operator):
+            return operator == "*"
+    return False
+
+
+def _is_finite(node: Node) -> bool:
+    match node:
+        case Number(value=value):
+            return math.isfinite(value) and (node.type == Type.FLOAT or abs(value) <= MOST_ADDED)
+        case Name(name=name):
+            return name in SIZES
+    return False
+
+
+def _is_factor(node: Node) -> bool:
+    """Where it is evaluated no length is 0."""
+    return _is_finite(node) and not (isinstance(node, Number) and node.value == 0)
 
 
 def _moves(node: Node) -> set[str]:

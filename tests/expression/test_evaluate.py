@@ -215,7 +215,7 @@ RECTANGLES: list[tuple[str, Ends, Ends, tuple[bool, bool]]] = [
     ("k < 8 ? q < 8 : q >= 8", (1, 7), (3, 7), (True, True)),
     ("q < 2 == k < 2", (2, 7), (3, 7), (True, True)),
     # Numbers of fp32 may be beyond all whole ones, or none.
-    ("float(k) * 1e19 > 9223372036854775807", (0, 3), (1, 4), (True, False)),
+    ("float(k) * 1e19 > 9223372036854775807", (0, 3), (1, 4), (True, True)),
     ("!(float(q) / float(k - k) <= 9223372036854775807)", (0, 3), (0, 2), (True, False)),
 ]
 

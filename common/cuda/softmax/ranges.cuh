@@ -12,6 +12,12 @@ struct Range {
     __device__ bool is_one() const { return low == high; }
 };
 
+// Of numbers of fp32 what they are at two ends; not known where one of these is NaN.
+struct Span {
+    float low, high;
+    bool is_known;
+};
+
 namespace ranges {
 constexpr long long most = 1ll << 31;  // in magnitude: products of two have 64 bits
 constexpr unsigned most_read = 32;     // elements, where reading them takes less than evaluating what they stand in
@@ -104,6 +110,35 @@ template <class A, class B>
 __device__ inline Maybe equal(A a, B b) {
     const Range x = number(a), y = number(b);
     return {x.low <= y.high && y.low <= x.high, x.is_one() && y.is_one() && x.low == y.low};
+}
+
+__device__ inline Span alike(float x) { return {x, x, true}; }
+template <class Place, class Of>
+__device__ inline Span ends(Place first, Place last, Of of) {
+    const float a = of(first), b = of(last);
+    return {a < b ? a : b, a < b ? b : a, a == a && b == b};
+}
+template <class Place, class Of>
+__device__ inline Span ends_of_q(Place at, Range q, Of of) {
+    Place last = at;
+    at.q = q.low, last.q = q.high;
+    return ends(at, last, of);
+}
+template <class Place, class Of>
+__device__ inline Span ends_of_k(Place at, Range k, Of of) {
+    Place last = at;
+    at.k = k.low, last.k = k.high;
+    return ends(at, last, of);
+}
+__device__ inline Maybe at_most(Span x, Span y) {
+    return x.is_known && y.is_known ? Maybe{x.low <= y.high, x.high <= y.low} : unknown();
+}
+__device__ inline Maybe below(Span x, Span y) {
+    return x.is_known && y.is_known ? Maybe{x.low < y.high, x.high < y.low} : unknown();
+}
+__device__ inline Maybe equal(Span x, Span y) {
+    if (!x.is_known || !y.is_known) return unknown();
+    return {x.low <= y.high && y.low <= x.high, x.low == x.high && y.low == y.high && x.low == y.low};
 }
 
 __device__ inline Maybe inverse(Maybe x) { return {!x.must, !x.may}; }
