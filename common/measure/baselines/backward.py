@@ -160,10 +160,10 @@ def _refuses_4(problem: Problem) -> str | None:
 
 
 def _flex(module: Any, problem: Problem, tensors: Tensors) -> RunOnce:
-    """Of a graph that is kept, so that the backward pass runs alone."""
+    """Of a graph that is kept, so that the backward pass runs alone; of copies, as others may write to the tensors."""
     functorch: Any = import_module("torch._functorch.config")
     functorch.donated_buffer = False  # else a graph's memory is used again by its first backward pass
-    dout, *given = (tensors.by_name[name].detach().transpose(1, 2) for name in ("dout", "q", "k", "v"))
+    dout, *given = (tensors.by_name[name].detach().transpose(1, 2).clone() for name in ("dout", "q", "k", "v"))
     given = [tensor.requires_grad_() for tensor in given]
     o = of_forward.flex_attention(module, problem, tensors.device)(*given)
     return lambda: _gradients(torch.autograd.grad(o, given, dout, retain_graph=True))
