@@ -118,6 +118,6 @@ def attention(
         version=version,
     )
     if has_mods:
-        options = expressions.added(options, mask, score, tensors, q, k)
+        options = expressions.options_with(options, mask, score, tensors, q, k)
     o, lse = differentiable.attend(q, k, v, options, return_lse, out)
     return (o, lse) if return_lse else o

@@ -13,6 +13,7 @@ from flashladder.common.api import gradients, validate
 from flashladder.common.api.options import Modified, Options
 from flashladder.common.errors import ExpressionError, UnsupportedProblemError
 from flashladder.common.expression import Declared, Mods, bounds
+from flashladder.common.expression.band import Band
 from flashladder.common.expression.evaluate import TORCH_DTYPES
 from flashladder.common.expression.tree import SIZES
 from flashladder.common.problem import modified
@@ -38,8 +39,29 @@ def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: tor
     declared = tuple((name, _NAMES[x.dtype], x.dim()) for name, x in named.items())
     asked, names = _asked(*texts, declared)
     read = tuple(named[name].contiguous() for name in names)
-    values: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    return Modified(**values, mods=asked, read=read)
+    return Modified(**_values(options), mods=asked, read=read)
+
+
+def options_with(
+    options: Options, mask: Any, score: Any, tensors: Named | None, q: torch.Tensor, k: torch.Tensor
+) -> Options:
+    """The same, but a mask that is a window alone is asked for as one: its kernels evaluate nothing."""
+    found = added(options, mask, score, tensors, q, k)
+    if (apart := _window_apart(found.mods)) is None:
+        return found
+    seen, mods = apart
+    left, right = bound(options).within(seen)
+    values = {**_values(options), "causal": right == 0, "window_left": left, "window_right": right or None}
+    return Modified(**values, mods=mods, read=found.read) if mods else Options(**values)
+
+
+def _values(options: Options) -> dict[str, Any]:
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+
+
+@torch.compiler.assume_constant_result
+def _window_apart(asked: str) -> tuple[Band, str] | None:
+    return Mods.parse(asked).window_apart
 
 
 def _text(name: str, value: Any) -> str:
@@ -75,30 +97,23 @@ class Sizes(NamedTuple):
     seqlen_k: int
 
 
-class Bound(NamedTuple):
-    """So many keys before its own and behind it a row sees; None: all."""
-
-    left: int | None
-    right: int | None
-
-    @classmethod
-    def of(cls, options: Options) -> Bound:
-        """That of a causal mask and a window."""
-        return cls(options.window_left, 0 if options.causal else options.window_right)
+def bound(options: Options) -> Band:
+    """What a causal mask and a window show."""
+    return Band(options.window_left, 0 if options.causal else options.window_right)
 
 
 def check(options: Modified, q: torch.Tensor, k: torch.Tensor) -> None:
     """ExpressionError for an index that leaves its tensor: each, where tensors can be looked at, else one that sizes
     alone tell. Packed sequences were validated before.
     """
-    read, bound = options.read, Bound.of(options)
+    read, shown = options.read, bound(options)
     can_look = all(map(validate.can_look_at, read))
     with torch.device("cpu"):  # whichever is torch's default
         for sizes in _sequences(options, q, k) if read else ():
             if can_look:
-                _check_each(Mods.parse(options.mods), read, sizes, bound)
+                _check_each(Mods.parse(options.mods), read, sizes, shown)
             else:
-                _check_sizes(options.mods, tuple(tuple(x.shape) for x in read), sizes, bound)
+                _check_sizes(options.mods, tuple(tuple(x.shape) for x in read), sizes, shown)
 
 
 def _sequences(options: Options, q: torch.Tensor, k: torch.Tensor) -> Iterator[Sizes]:
@@ -115,10 +130,10 @@ def _sequences(options: Options, q: torch.Tensor, k: torch.Tensor) -> Iterator[S
 
 
 @lru_cache(PROBLEMS_KEPT)
-def _check_sizes(spelled: str, shapes: tuple[tuple[int, ...], ...], sizes: Sizes, bound: Bound) -> None:
+def _check_sizes(spelled: str, shapes: tuple[tuple[int, ...], ...], sizes: Sizes, shown: Band) -> None:
     mods = Mods.parse(spelled)
     far = sizes.seqlen_q + sizes.seqlen_k
-    left, right = (far if each is None else each for each in bound)
+    left, right = (far if each is None else each for each in shown)
     q, k = bounds.edges(sizes.seqlen_k - sizes.seqlen_q, sizes.seqlen_k, left, right)
     if not len(q):
         return
@@ -130,17 +145,17 @@ def _check_sizes(spelled: str, shapes: tuple[tuple[int, ...], ...], sizes: Sizes
         bounds.check(what, mods.sources[what], tree, places, extents)
 
 
-def _check_each(mods: Mods, read: tuple[torch.Tensor, ...], sizes: Sizes, bound: Bound) -> None:
+def _check_each(mods: Mods, read: tuple[torch.Tensor, ...], sizes: Sizes, shown: Band) -> None:
     """By evaluating all."""
     named = {tensor.name: x for tensor, x in zip(mods.tensors, read, strict=True)}
     lengths, key = (sizes.seqlen_q, sizes.seqlen_k), torch.arange(sizes.seqlen_k)
     for rows in row_slices(sizes.seqlen_q, sizes.num_heads * sizes.seqlen_k):
         own = torch.arange(rows.start, rows.stop)[:, None] + sizes.seqlen_k - sizes.seqlen_q
         seen = torch.ones(own.shape[0], sizes.seqlen_k, dtype=torch.bool)
-        if bound.left is not None:
-            seen &= key >= own - bound.left
-        if bound.right is not None:
-            seen &= key <= own + bound.right
+        if shown.left is not None:
+            seen &= key >= own - shown.left
+        if shown.right is not None:
+            seen &= key <= own + shown.right
         for sequence in range(sizes.first, sizes.last + 1):
             scores = torch.zeros(sizes.num_heads, own.shape[0], sizes.seqlen_k)
             modified.modified(mods, named, scores, sequence, rows.start, lengths, seen)

@@ -81,7 +81,7 @@ def packed_attention(
         version=version,
     )
     if mask is not None or score is not None or tensors is not None:
-        options = expressions.added(options, mask, score, tensors, q[None], k[None])
+        options = expressions.options_with(options, mask, score, tensors, q[None], k[None])
     o, lse = differentiable.attend(q[None], k[None], v[None], options, return_lse)
     return (o[0], lse) if return_lse else o[0]
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from flashladder.common.errors import ExpressionError
 from flashladder.common.expression import parse, ranges, text
+from flashladder.common.expression.band import Band, band
 from flashladder.common.expression.derivative import ONE, ZERO, derivative
 from flashladder.common.expression.tree import (
     DTYPES,
@@ -117,6 +118,12 @@ class Mods:
     def has_slope(self) -> bool:
         """Whether the score may grow by more or less than s does."""
         return self.score is not None and derivative(self.score, _S) != ONE
+
+    @cached_property
+    def window_apart(self) -> tuple[Band, str] | None:
+        """The window that the mask is, and what is `asked` for beside it; None of any other mask, or none."""
+        seen = band(self.mask) if self.mask is not None else None
+        return (seen, replace(self, mask=None).asked) if seen else None
 
     @cached_property
     def spelled(self) -> str:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flashladder.common.api import attention, expressions
+from flashladder.common.api import attention, differentiable, expressions
 from flashladder.common.api.packed import packed_attention
 from flashladder.common.errors import ExpressionError, UnsupportedProblemError
 from flashladder.common.expression import Mods
@@ -223,10 +223,45 @@ def test_outputs_and_a_tensor_that_is_a_view():
     assert torch.equal(attention(q, k, v, **options), o)
 
 
+@pytest.mark.parametrize(
+    ("options", "mask", "bounds"),
+    [
+        ({}, "k <= q", (True, None, None)),
+        ({}, "k <= q && q - k < 8", (True, 7, None)),
+        ({"window": (5, 9)}, "k - q <= 3", (False, 5, 3)),
+        ({"causal": True}, "q - k <= 11 && k - q <= 2", (True, 11, None)),
+    ],
+)
+@pytest.mark.parametrize("score", [None, "s + slope * (k - q)"])
+def test_a_mask_that_is_a_window_is_asked_for_as_one(options, mask, bounds, score, monkeypatch):
+    """All kernels have windows: none is compiled for the text. A score beside it stays one."""
+    q, k, v = qkv()
+    asked = []
+    attend = differentiable.attend
+    monkeypatch.setattr(differentiable, "attend", lambda *given: asked.append(given[3]) or attend(*given))
+    tensors = {"slope": torch.tensor(0.25)} if score else None
+    o = attention(q, k, v, mask=mask, score=score, tensors=tensors, **options)
+    assert (asked[0].causal, asked[0].window_left, asked[0].window_right) == bounds
+    assert getattr(asked[0], "mods", "") == (f"slope:fp32;score={score}" if score else "")
+    far = 100
+    left, right = (far if side is None else side for side in bounds[1:])
+    right = 0 if bounds[0] else right
+    expected = textbook(
+        q,
+        k,
+        v,
+        lambda b, h, q, k: (q - k <= left) & (k - q <= right),
+        (lambda s, b, h, q, k: s + 0.25 * (k - q)) if score else None,
+    )
+    assert close(o, expected)
+
+
 @pytest.mark.slow
 def test_compiled_in_one_graph():
     q, k, v = qkv()
     image = torch.arange(60) // 7
+    windowed = torch.compile(lambda q: attention(q, k, v, mask="k <= q"), fullgraph=True, backend="aot_eager")
+    assert torch.equal(windowed(q), attention(q, k, v, causal=True))
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def twice(q, k, v, image):
