@@ -14,12 +14,12 @@
 //     both_groups    Q is there for both groups; and at the end, the sums of all keys are
 //     has_passed     of a group: its P and m are there for the other one
 //     has_cleared    of a group: in V, the rows behind the last key are zero
+#include "combine_in_time.cuh"
 #include "config.cuh"
 #include "decode/cuda/parts_of_sequence.cuh"
 #include "latent_scores.cuh"
 #include "passed_softmax.cuh"
 #include "pipeline/roles.cuh"
-#include "ptx/griddepcontrol.cuh"
 
 using namespace config;
 
@@ -57,11 +57,11 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     auto &ring = shared.ring;
     const int group = uniform_warp_index() / 4, warp_row = warp_index() % 4 * 16;
-    launch_dependents();
 
     const int head_k = blockIdx.y % params.num_heads_k, number = blockIdx.y / params.num_heads_k;
     const Part blocks = find_part<block_n, one_wave>(params, number);
     if (blocks.sequence < 0) return;  // there are fewer parts
+    launch_where_room(blocks, params.num_heads_k);
     const LatentPart<rows, block_n, causal> part{params, blocks.sequence, head_k, number, blocks.first_block(0),
                                                  blocks.first_block(1)};
     if (threadIdx.x == 0) {

@@ -12,11 +12,11 @@
 //     ring           full: the producer's warps have written their rows of a block. empty: both groups have read it
 //     both_groups    Q is there for both groups; and at the end, the sums of all keys are
 //     has_passed     of a group: its P and m are there for the other one
+#include "combine_in_time.cuh"
 #include "config.cuh"
 #include "decode/cuda/equal_parts.cuh"
 #include "passed_softmax.cuh"
 #include "pipeline/roles.cuh"
-#include "ptx/griddepcontrol.cuh"
 #include "row_reader.cuh"
 
 using namespace config;
@@ -60,10 +60,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     auto &ring = shared.ring;
     const int group = uniform_warp_index() / 4, warp_row = warp_index() % 4 * 16;
-    launch_dependents();
 
     const Part found = find_part<block_n, one_wave>(params, blockIdx.y / params.num_heads_k);
     if (found.sequence < 0) return;  // there are fewer parts
+    launch_where_room(found, params.num_heads_k);
     if (threadIdx.x == 0) {
         shared.blocks = found;
         ring.init(consumers / 32);
