@@ -82,3 +82,11 @@ def test_lanes_that_have_left_are_no_members():
     assert outputs["d"].tolist() == [sum(range(32))] * 32 + [sum(range(32, 36))] * 4 + [0] * 4
     with pytest.raises(ConvergenceError, match=r"reads one .* or that has left\n.*warp 1, lane 0, "):
         run("shfl.sync.idx.b32 d, d, 5, 31, -1;")
+
+
+def test_a_reduction_after_another_cta_has_left():
+    """The emulator executes a warp of several CTAs at a time."""
+    a = np.arange(2 * LANES, dtype=np.uint32)
+    code = "setp.lt.u32 p, a, 32; @p exit; redux.sync.max.u32 d, a, -1;"
+    outputs, _ = run_lanes(code, {"a": a}, {"d": "u4"}, registers=".reg .pred p;", grid=2)
+    assert (outputs["d"][LANES:] == 63).all()

@@ -60,12 +60,13 @@ def vote(mode: str, predicate: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 
 def reduce(name: str, value: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """redux.sync over the member lanes; (rows, 1)."""
+    """redux.sync over the member lanes; (rows, 1). Rows of which no lane is a member stay 0."""
     rows = max(value.shape[0], members.shape[0])
     value = np.broadcast_to(value, (rows, 32))
-    result = np.empty((rows, 1), value.dtype)
-    for row in range(rows):
-        result[row] = _REDUCTIONS[name].reduce(value[row][members[row if members.shape[0] > 1 else 0]])
+    members = np.broadcast_to(members, (rows, 32))
+    result = np.zeros((rows, 1), value.dtype)
+    for row in np.flatnonzero(members.any(axis=1)):
+        result[row] = _REDUCTIONS[name].reduce(value[row][members[row]])
     return result
 
 
