@@ -1,21 +1,21 @@
 // Rows of the cache lie in shared memory as they come, in 8 bits. They become 16-bit numbers in the registers of whoever
 // multiplies with them: as A operands, so that S and O are transposed. A CTA has teams of eight warps, which have blocks in
-// turn. Of a block a warp has
+// turn; four more warps copy rows. Of a block a team's warp has
 //
-//     eight rows to copy, some blocks before
 //     32 keys and 144 columns of S^T = K Q^T
 //     some rows of the softmax
 //     64 columns of V, which are rows of O^T += V^T P^T
 //
 // The barriers:
 //
-//     ring         full: a block's rows have come
-//     has_scores   of a team: what its warps have of S is there, and they are done with the block before
+//     ring         full: a block's rows have come. empty: its team is done with them
+//     has_scores   of a team: what its warps have of S is there, and they are done with P of the block before
 //     has_p        of a team: P, and by what O is to be multiplied
-//     all_done     no block is read any more, and sums are there; then: the other team's O is
+//     all_done     of the teams: no block is read any more, and sums are there; then: the other team's O is
 #include "config.cuh"
 #include "decode/cuda/equal_parts.cuh"
 #include "latents.cuh"
+#include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "raw_rows.cuh"
 
@@ -23,7 +23,7 @@ using namespace config;
 
 constexpr int rows = block_m, eights = rows / 8;       // packed rows
 constexpr int team_warps = 8, teams = rows <= 16 ? 2 : 1;  // with 32 rows registers are for one team
-constexpr int num_threads = teams * team_warps * 32;
+constexpr int team_threads = teams * team_warps * 32;  // of all; then come the warps that copy
 constexpr int col_slices = 4, slice_steps = 128 / 16 + 1;  // of S's columns: 128 in 8 bits, one scale's, and 16 in 16 bits
 constexpr int own_rows = rows / team_warps;            // of the softmax, a warp's
 constexpr int own_cols = head_dim_v / team_warps;      // of O
@@ -35,21 +35,23 @@ constexpr int all_done = 1, has_scores = 2, has_p = has_scores + teams;
 struct Passed {
     alignas(16) __half p[col_slices][rows][block_n + 8];  // times the scale of each slice's columns
     float s[col_slices][rows][block_n + 4];              // the products of each
-    alignas(16) float unit[rows][col_slices];  // of these products
+    alignas(16) float unit[rows][col_slices];  // of these products, for powers of two
     float factor[rows];
+    int unseen[rows];  // of the part's last keys, where rows differ in that
 };
 struct Sum { float m, l; };
 
-using Ring = RawRing<block_n, team_warps, 4 / teams>;
+using Ring = RawRing<block_n, 4>;
+using Share = Registers<team_threads / warpgroup_threads, 1>;
 struct Shared {
-    Ring ring[teams];
+    Ring ring;
     Passed passed[teams];
     Sum sums[teams][rows];
     Part blocks;  // of the sequence, that are the CTA's
 };
 
 FLASHLADDER_KERNEL(attention_mla, RowParams,
-                   Launch{num_threads, sizeof(Shared), rows, block_n}
+                   Launch{Share::num_threads, sizeof(Shared), rows, block_n}
                        .over("cdiv(num_heads * seqlen_q, block_m*num_heads_k)", "num_heads_k * num_parts", "1"));
 
 // B operands of the warp's columns of Q, four neighbours a lane, as `WidenedA` has those of K. Of each row they are times a
@@ -57,7 +59,7 @@ FLASHLADDER_KERNEL(attention_mla, RowParams,
 struct QColumns {
     uint32_t block[slice_steps][eights][2];
 
-    // passed.unit receives the reciprocals, from one of the warps that have the columns.
+    // passed.unit receives the reciprocals, times the softmax's scale, from one of the warps that have the columns.
     template <class Tile>
     __device__ QColumns(const Tile &tile, const RowParams &params, int slice, Passed &passed, bool tells) {
 #pragma unroll
@@ -81,7 +83,7 @@ struct QColumns {
             // The largest one times the power is 2^14 to 2^15. With infinity or NaN, the power is 1.
             const uint32_t exponent = largest >> 23, of = exponent == 255 ? 141 : max(exponent, 15);
             const float power = __uint_as_float(268 - of << 23);
-            if (tells && four == 0) passed.unit[i][slice] = __uint_as_float(of - 14 << 23);
+            if (tells && four == 0) passed.unit[i][slice] = __uint_as_float(of - 14 << 23) * params.softmax_scale * log2_e;
 #pragma unroll
             for (int step = 0; step < slice_steps; ++step)
 #pragma unroll
@@ -99,13 +101,12 @@ struct TeamWarp {
     Ring &ring;
     Passed &passed;
     int team, warp, lane;
-    float unit;
     float m[own_rows], l[own_rows];
     float o[own_cols / 16][eights][4];
 
-    __device__ TeamWarp(Shared &shared, int warp_, float unit_)
-        : ring(shared.ring[warp_ / team_warps]), passed(shared.passed[warp_ / team_warps]), team(warp_ / team_warps), warp(warp_ % team_warps),
-          lane(lane_index()), unit(unit_), o{} {
+    __device__ TeamWarp(Shared &shared, int warp_)
+        : ring(shared.ring), passed(shared.passed[warp_ / team_warps]), team(warp_ / team_warps), warp(warp_ % team_warps),
+          lane(lane_index()), o{} {
 #pragma unroll
         for (int r = 0; r < own_rows; ++r) m[r] = -3.0e38f, l[r] = 0.0f;
     }
@@ -151,34 +152,44 @@ struct TeamWarp {
         }
     }
 
-    // P of the warp's rows, from the products of all columns, and by what O is yet to be multiplied. The largest P times a
-    // scale is 2^15, as an f16 may be: what is less than a 2^29th of it loses bits.
-    __device__ void exponentiate(int stage, int first, const int (&seen)[own_rows]) {
+    // P of the warp's rows, from the products of all columns, and by what O is yet to be multiplied. `left` keys of the part
+    // are this block's or come after it. The largest P times a scale is 2^15, as an f16 may be: what is less than a 2^29th of
+    // it loses bits.
+    __device__ void exponentiate(int stage, int left) {
         keep_in_place(lane);
         const int key = lane * 2;  // and the next
         const float4 scales[2] = {four_scales(stage, key), four_scales(stage, key + 1)};
         const float of_scale[2] = {log2_of(scales[0]), log2_of(scales[1])};
         const unsigned there = sparse ? ring.rows_there(stage, key) : 0;
+        float s[own_rows][2] = {};  // of all rows before any is passed on: what takes long goes on for all of them at once
+#pragma unroll
+        for (int r = 0; r < own_rows; ++r) {
+            const float4 of_slice = *reinterpret_cast<const float4 *>(passed.unit[first_row() + r]);
+            const float unit_of[col_slices] = {of_slice.x, of_slice.y, of_slice.z, of_slice.w};
+#pragma unroll
+            for (int slice = 0; slice < col_slices; ++slice) {
+                const float2 two = *reinterpret_cast<const float2 *>(&passed.s[slice][first_row() + r][key]);
+                s[r][0] += two.x * unit_of[slice], s[r][1] += two.y * unit_of[slice];
+            }
+        }
+        float factor[own_rows];
+#pragma unroll
+        for (int r = 0; r < own_rows; ++r) {
+            const int seen = causal ? left - passed.unseen[first_row() + r] : left;
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (sparse ? !(there >> i & 1) : key + i >= seen) s[r][i] = -INFINITY;
+            const float high = largest_of_warp(fmaxf(s[r][0] + of_scale[0], s[r][1] + of_scale[1])) - 15;
+            const float highest = fmaxf(m[r], high);
+            factor[r] = exp2_approx(m[r] - highest);
+            m[r] = highest;
+        }
 #pragma unroll
         for (int r = 0; r < own_rows; ++r) {
             const int row = first_row() + r;
-            const float4 of_slice = *reinterpret_cast<const float4 *>(passed.unit[row]);
-            const float unit_of[col_slices] = {of_slice.x, of_slice.y, of_slice.z, of_slice.w};
-            float s[2] = {};
-#pragma unroll
-            for (int slice = 0; slice < col_slices; ++slice) {
-                const float2 two = *reinterpret_cast<const float2 *>(&passed.s[slice][row][key]);
-                s[0] += two.x * unit_of[slice], s[1] += two.y * unit_of[slice];
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                if (sparse ? !(there >> i & 1) : first + key + i >= seen[r]) s[i] = -INFINITY;
-            const float high = warp_max(fmaxf(s[0] * unit + of_scale[0], s[1] * unit + of_scale[1])) - 15;
-            const float highest = fmaxf(m[r], high), factor = exp2_approx(m[r] - highest);
-            const float p[2] = {exp2_approx(s[0] * unit - highest), exp2_approx(s[1] * unit - highest)};
-            m[r] = highest;
-            l[r] = l[r] * factor + (p[0] + p[1]);
-            if (lane == 0) passed.factor[row] = factor;
+            const float p[2] = {exp2_approx(s[r][0] - m[r]), exp2_approx(s[r][1] - m[r])};
+            l[r] = l[r] * factor[r] + (p[0] + p[1]);
+            if (lane == 0) passed.factor[row] = factor[r];
             auto store = [&](int slice, float a, float b) {
                 *reinterpret_cast<uint32_t *>(&passed.p[slice][row][key]) = pack<__half>(p[0] * a, p[1] * b);
             };
@@ -202,7 +213,7 @@ struct TeamWarp {
                 for (int i = 0; i < 4; ++i) o[c][n][i] *= i % 2 ? factor.y : factor.x;
         }
         const uint32_t row = shared_address(ring.block[stage]) + lane * row_bytes + col;
-#pragma unroll
+#pragma unroll(rows == 32 ? 2 : 1)
         for (int half = 0; half < 2; ++half) {  // of the keys
             uint32_t p[eights][4];
 #pragma unroll
@@ -236,6 +247,11 @@ struct TeamWarp {
     __device__ float4 four_scales(int stage, int key) const {
         return reinterpret_cast<const float4 &>(ring.scale(stage, key, 0));
     }
+    // In the order of floats, as integers; and back.
+    __device__ static int ordered(int bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+    __device__ static float largest_of_warp(float x) {
+        return __int_as_float(ordered(__reduce_max_sync(0xffffffff, ordered(__float_as_int(x)))));
+    }
     // Of the largest scale. That of zeros only may be 0: P must not become infinite.
     __device__ static float log2_of(float4 scales) {
         const float largest = fmaxf(fmaxf(fabsf(scales.x), fabsf(scales.y)), fmaxf(fabsf(scales.z), fabsf(scales.w)));
@@ -268,39 +284,29 @@ __device__ inline LatentPart<rows, block_n, causal, RowParams> part_of(const Row
     return {params, blocks.sequence, head_k, number, blocks.first_block(0), blocks.first_block(1)};
 }
 
-// Copies the team's blocks of the part and multiplies with them.
+// Multiplies with the team's blocks of the part.
 __device__ inline void multiply_all(const RowParams &params, const Part &blocks, TeamWarp &warp) {
-    constexpr int stride = teams * block_n;
-    auto part = part_of(params, blocks);
-    Ring &ring = warp.ring;
-    Ring::State at{0};
-    int first = part.begin + warp.team * block_n, coming = first, to = 0;
-    WarpRows found = Ring::find(part, coming, warp.warp);
-    auto load = [&] {  // the next block, to where the one was that the team is done with
-        if (coming >= part.end) return;
-        ring.load(to, warp.warp, found);
-        to = to + 1 < Ring::stages ? to + 1 : 0;
-        coming += stride;
-        keep_in_place(part.tile.batch);  // where it lies is worked out for each block: registers are few
-        keep_in_place(part.tile.head_k);
-        found = Ring::find(part, coming, warp.warp);
-    };
-    for (int i = 1; i < Ring::stages; ++i) load();
-
+    const auto part = part_of(params, blocks);
     const QColumns q(part.tile, params, warp.slice(), warp.passed, warp.warp < col_slices);
-    int seen[own_rows];
-#pragma unroll
-    for (int r = 0; r < own_rows; ++r) seen[r] = part.seen(warp.first_row() + r);
-    for (; first < part.end; first += stride) {
+    if (causal && warp.lane < own_rows) {
+        const int row = warp.first_row() + warp.lane;
+        warp.passed.unseen[row] = max(part.end - part.seen(row), 0);
+    }
+    Ring &ring = warp.ring;
+    auto at = ring.consumer();
+    auto skip = [&](int blocks) {
+        for (int i = 0; i < blocks; ++i) at.advance();
+    };
+    skip(warp.team);
+    for (int left = part.end - part.begin - warp.team * block_n; left > 0; left -= teams * block_n) {
         ring.full[at.stage].wait(at.parity);
         warp.multiply_keys(at.stage, q);
         warp.wait_for_team(has_scores);
-        load();
-        warp.exponentiate(at.stage, first, seen);
+        warp.exponentiate(at.stage, left);
         warp.wait_for_team(has_p);
         warp.multiply_values(at.stage);
-        fence_proxy_async();  // before a copy comes where ordinary code has read
-        at.advance();
+        ring.release(at);
+        skip(teams);
     }
 }
 
@@ -345,7 +351,7 @@ __device__ inline void store(const RowParams &params, const Partials &partials, 
         }
 }
 
-extern "C" __global__ void __launch_bounds__(num_threads, 1)
+extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_mla(const __grid_constant__ RowParams params, const __grid_constant__ Partials partials) {
     extern __shared__ __align__(128) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
@@ -355,16 +361,22 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
     if (found.sequence < 0) return;  // there are fewer parts
     if (threadIdx.x == 0) {
         shared.blocks = found;
-        for (Ring &ring : shared.ring) ring.init();
+        shared.ring.init(team_warps);
         fence_mbarrier_init();
     }
     __syncthreads();  // the barriers are made
-    TeamWarp warp(shared, uniform_warp_index(), params.softmax_scale * log2_e);
+    const int copier = uniform_warp_index() - team_threads / 32;
+    if (copier >= 0) {
+        release_registers<Share::producer>();
+        return shared.ring.fill(part_of(params, shared.blocks), copier);
+    }
+    take_registers<Share::consumer>();
+    TeamWarp warp(shared, uniform_warp_index());
     multiply_all(params, shared.blocks, warp);
     warp.tell_sums(shared.sums[warp.team]);
-    named_barrier_sync(all_done, num_threads);  // no block is read any more; the sums are there
+    named_barrier_sync(all_done, team_threads);  // no block is read any more; the sums are there
 
-    OtherO &other = *reinterpret_cast<OtherO *>(shared.ring[0].block);
+    OtherO &other = *reinterpret_cast<OtherO *>(shared.ring.block);
     static_assert(sizeof(OtherO) <= sizeof(Ring::block), "a team's O has room where the blocks were");
     if (teams == 2) {
         if (warp.team == 1) {
@@ -372,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
             for (int i = 0; i < own_cols / 16 * eights * 4; ++i)
                 other[warp.warp][i / 4 / eights][i / 4 % eights][i % 4][lane_index()] = warp.o[i / 4 / eights][i / 4 % eights][i % 4];
         }
-        named_barrier_sync(all_done, num_threads);  // O of the other team is there
+        named_barrier_sync(all_done, team_threads);  // O of the other team is there
         if (warp.team == 1) return;
     }
     store(params, partials, shared, other, warp);

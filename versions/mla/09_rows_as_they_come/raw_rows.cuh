@@ -1,4 +1,4 @@
-// A team's ring of blocks of rows in 8 bits, as they lie in the cache, and what products take from it.
+// A ring of blocks of rows in 8 bits, as they lie in the cache, and what products take from it.
 //
 // Rows are 656 bytes apart, an odd multiple of 16: the same 16 bytes of 8 rows lie in all banks, and ldmatrix reads 8 x 16
 // e4m3 in one wavefront, as if they were 8 x 8 numbers of 16 bits. Without a swizzle a row is one bulk copy.
@@ -11,45 +11,47 @@
 constexpr int row_bytes = rotated_at + 128;
 static_assert(row_bytes / 16 % 2 == 1, "rows begin in other banks");
 
-template <int rows, int warps, int stages_>
+template <int rows, int stages_>
 struct alignas(128) RawRing {
-    static constexpr int stages = stages_, of_warp = rows / warps;  // rows that a warp copies
-    static_assert(of_warp == 8 && warps == 8, "a byte says which of a warp's rows are there, 64 bits which of all");
+    static constexpr int stages = stages_, warps = rows / warp_rows;  // that fill a block
+    static_assert(warps == 4, "64 bits say which rows are there");
     using State = PipelineState<stages>;
     char block[stages][rows * row_bytes];
-    uint8_t there[stages][warps];  // bits of the rows that are
-    Mbarrier full[stages];         // all of them have come
+    uint16_t there[stages][warps];  // bits of the rows that are, of each warp that copies
+    Mbarrier full[stages];          // all of them have come
+    Mbarrier empty[stages];         // the warps that had the block are done with it
+
+    static __device__ State producer() { return {1}; }
+    static __device__ State consumer() { return {0}; }
 
     // Before the other threads come, and `fence_mbarrier_init` after it.
-    __device__ void init() {
-        for (Mbarrier &each : full) each.init(warps);
+    __device__ void init(int consumer_warps) {
+        for (int i = 0; i < stages; ++i) {
+            full[i].init(warps);
+            empty[i].init(consumer_warps);
+        }
     }
 
-    // The warp's rows of the block of keys `first` and the next of a part.
+    // Copies the warp's rows of all blocks of a part.
     template <class Part>
-    __device__ static WarpRows find(const Part &part, int first, int warp) {
-        return WarpRows::find<1, of_warp>(part, first + warp * of_warp, lane_index());
+    __device__ void fill(const Part &part, int warp) {
+        auto to = producer();
+        int lane = lane_index();
+        auto find = [&](int first) { return WarpRows::find<1>(part, first + warp * warp_rows, lane); };
+        WarpRows found = find(part.begin);
+        for (int first = part.begin; first < part.end; first += rows) {
+            empty[to.stage].wait(to.parity);
+            load(to.stage, warp, found, lane);
+            keep_in_place(lane);  // registers are few: what follows from it is worked out for each block
+            found = find(first + rows);
+            to.advance();
+        }
     }
-    // Starts copying them to a stage that the team is done with. Rows that follow each other in the cache, as those of a page
-    // do, are one copy. Bytes may come before they are expected: the phase also waits for that arrival.
-    __device__ void load(int stage, int warp, const WarpRows &found) {
-        char *to = block[stage] + warp * of_warp * row_bytes;
-        const unsigned all = (1 << of_warp) - 1, is = found.there() & all;
-        const int lane = lane_index();
-        const bool follows = found.row == found.of(lane - 1) + row_bytes && lane % of_warp > 0;
-        const unsigned begin = __ballot_sync(0xffffffff, found.row != nullptr && !follows);
-        if (lane < of_warp && begin >> lane & 1) {
-            const int count = __clz(__brev((begin | ~is) >> lane >> 1)) + 1;  // to where others begin, or none is there
-            bulk_load(to + lane * row_bytes, found.row, count * row_bytes, full[stage]);
-        }
-        if (is != all) {
-            clear(to, all & ~is);
-            __syncwarp();  // zeros are there
-        }
-        if (lane == 0) {
-            there[stage][warp] = is;
-            full[stage].arrive_expecting(__popc(is) * row_bytes);
-        }
+    // The warp is done with a block. Copies may come where its ordinary code has read.
+    __device__ void release(const State &at) {
+        fence_proxy_async();  // before copies come where it read
+        __syncwarp();         // every lane has read
+        empty[at.stage].arrive_as_warp();
     }
 
     // Bit 0: the row is there, and so on.
@@ -62,6 +64,28 @@ struct alignas(128) RawRing {
     }
 
   private:
+    // Starts copying a warp's rows. Those that follow each other in the cache, as those of a page do, are one copy. Bytes may
+    // come before they are expected: the phase also waits for that arrival.
+    __device__ void load(int stage, int warp, const WarpRows &found, int lane) {
+        char *to = block[stage] + warp * warp_rows * row_bytes;
+        const unsigned all = (1 << warp_rows) - 1, is = found.there() & all;
+        const bool follows = found.row == found.of(lane - 1) + row_bytes && lane % warp_rows > 0;
+        const bool begins = found.row != nullptr && !follows;
+        const unsigned begin = __ballot_sync(0xffffffff, begins);
+        if (lane < warp_rows && begins) {
+            const int count = __clz(__brev((begin | ~is) >> lane >> 1)) + 1;  // to where others begin, or none is there
+            bulk_load(to + lane * row_bytes, found.row, count * row_bytes, full[stage]);
+        }
+        if (is != all) {
+            clear(to, all & ~is);
+            fence_proxy_async();  // before copies come where zeros are
+            __syncwarp();         // zeros are there
+        }
+        if (lane == 0) {
+            there[stage][warp] = is;
+            full[stage].arrive_expecting(__popc(is) * row_bytes);
+        }
+    }
     // Zeros take the place of rows that are not there: P is 0 there, and 0 * V must be 0. Who reads them says that copies may
     // come there again.
     __device__ static void clear(char *first, unsigned missing) {
