@@ -213,7 +213,7 @@ struct TeamWarp {
                 for (int i = 0; i < 4; ++i) o[c][n][i] *= i % 2 ? factor.y : factor.x;
         }
         const uint32_t row = shared_address(ring.block[stage]) + lane * row_bytes + col;
-#pragma unroll(rows == 32 ? 2 : 1)
+#pragma unroll(rows == 16 ? 1 : 2)
         for (int half = 0; half < 2; ++half) {  // of the keys
             uint32_t p[eights][4];
 #pragma unroll
