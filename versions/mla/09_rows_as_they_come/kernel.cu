@@ -12,11 +12,11 @@
 //     has_scores   of a team: what its warps have of S is there, and they are done with P of the block before
 //     has_p        of a team: P, and by what O is to be multiplied
 //     all_done     of the teams: no block is read any more, and sums are there; then: the other team's O is
+#include "combine_in_time.cuh"
 #include "config.cuh"
 #include "decode/cuda/equal_parts.cuh"
 #include "latents.cuh"
 #include "pipeline/roles.cuh"
-#include "ptx/griddepcontrol.cuh"
 #include "raw_rows.cuh"
 
 using namespace config;
@@ -355,10 +355,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     attention_mla(const __grid_constant__ RowParams params, const __grid_constant__ Partials partials) {
     extern __shared__ __align__(128) char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
-    launch_dependents();
 
     const Part found = find_part<block_n, one_wave>(params, blockIdx.y / params.num_heads_k);
     if (found.sequence < 0) return;  // there are fewer parts
+    launch_where_room(found, params.num_heads_k);
     if (threadIdx.x == 0) {
         shared.blocks = found;
         shared.ring.init(team_warps);
