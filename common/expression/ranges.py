@@ -60,7 +60,7 @@ def _truth(node: Node) -> str | None:
         case Binary(operator=operator, left=left, right=right) if operator in (*EQUALITY, *ORDER):
             if operator in _TURNED:
                 operator, left, right = _TURNED[operator], right, left
-            known = _span if Type.FLOAT in (left.type, right.type) else c
+            known = _float_range if Type.FLOAT in (left.type, right.type) else c
             if (first := known(left)) is None or (second := known(right)) is None:
                 return None
             if operator == "!=":
@@ -88,8 +88,10 @@ def _number(node: Node) -> str | None:
             return f"ranges::{function}({c(left)}, {c(right)})"
         case Call(function="abs", arguments=(operand,)):
             return f"ranges::abs<{bits}>({c(operand)})"
-        case Call(function="int", arguments=(operand,)) if operand.type == Type.FLOAT and (span := _span(operand)):
-            return f"expression::to_int({span})"
+        case Call(function="int", arguments=(operand,)) if operand.type == Type.FLOAT and (
+            found := _float_range(operand)
+        ):
+            return f"expression::to_int({found})"
         case Choice():
             return _choice(node)
         case Element():
@@ -135,7 +137,7 @@ def _reaches_its_ends(node: Node) -> bool:
     return False
 
 
-def _span(node: Node) -> str | None:
+def _float_range(node: Node) -> str | None:
     """Of a number as one of fp32: what it is at both ends of the range that moves it. None where that tells nothing."""
     moved = _moves(node)
     if not moved:

@@ -60,7 +60,7 @@ __device__ inline int to_int(float x) {
     if (x >= 0x1p31f) return 0x7fffffff;
     return x < -0x1p31f ? -0x7fffffff - 1 : static_cast<int>(x);
 }
-__device__ inline Range to_int(Span x) { return x.is_known ? Range{to_int(x.low), to_int(x.high)} : ranges::any_number(); }
+__device__ inline Range to_int(FloatRange x) { return x.is_known ? Range{to_int(x.low), to_int(x.high)} : ranges::any_number(); }
 __device__ inline float to_float(float x) { return x; }
 
 __device__ inline float floor(float x) { return floorf(x); }

@@ -13,7 +13,7 @@ struct Range {
 };
 
 // Of numbers of fp32 what they are at two ends; not known where one of these is NaN.
-struct Span {
+struct FloatRange {
     float low, high;
     bool is_known;
 };
@@ -112,31 +112,31 @@ __device__ inline Maybe equal(A a, B b) {
     return {x.low <= y.high && y.low <= x.high, x.is_one() && y.is_one() && x.low == y.low};
 }
 
-__device__ inline Span alike(float x) { return {x, x, true}; }
+__device__ inline FloatRange alike(float x) { return {x, x, true}; }
 template <class Place, class Of>
-__device__ inline Span ends(Place first, Place last, Of of) {
+__device__ inline FloatRange ends(Place first, Place last, Of of) {
     const float a = of(first), b = of(last);
     return {a < b ? a : b, a < b ? b : a, a == a && b == b};
 }
 template <class Place, class Of>
-__device__ inline Span ends_of_q(Place at, Range q, Of of) {
+__device__ inline FloatRange ends_of_q(Place at, Range q, Of of) {
     Place last = at;
     at.q = q.low, last.q = q.high;
     return ends(at, last, of);
 }
 template <class Place, class Of>
-__device__ inline Span ends_of_k(Place at, Range k, Of of) {
+__device__ inline FloatRange ends_of_k(Place at, Range k, Of of) {
     Place last = at;
     at.k = k.low, last.k = k.high;
     return ends(at, last, of);
 }
-__device__ inline Maybe at_most(Span x, Span y) {
+__device__ inline Maybe at_most(FloatRange x, FloatRange y) {
     return x.is_known && y.is_known ? Maybe{x.low <= y.high, x.high <= y.low} : unknown();
 }
-__device__ inline Maybe below(Span x, Span y) {
+__device__ inline Maybe below(FloatRange x, FloatRange y) {
     return x.is_known && y.is_known ? Maybe{x.low < y.high, x.high < y.low} : unknown();
 }
-__device__ inline Maybe equal(Span x, Span y) {
+__device__ inline Maybe equal(FloatRange x, FloatRange y) {
     if (!x.is_known || !y.is_known) return unknown();
     return {x.low <= y.high && y.low <= x.high, x.low == x.high && y.low == y.high && x.low == y.low};
 }
