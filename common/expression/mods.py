@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from flashladder.common.errors import ExpressionError
-from flashladder.common.expression import parse, ranges, text
+from flashladder.common.expression import parse, ranges, terms, text
 from flashladder.common.expression.band import Band, band
 from flashladder.common.expression.derivative import ONE, ZERO, derivative
 from flashladder.common.expression.tree import (
@@ -156,6 +156,7 @@ class Mods:
             *self._params(),
             "struct Mods {",
             f"    {what} bool mask({given}) {{ return {mask}; }}",
+            *(f"    {line}" for line in terms.header(self.mask)),
             f"    {what} Maybe mask_within({given}, Range q, Range k) {{ return {within}; }}",
             f"    {what} float score({given}, float s) {{ return {score}; }}",
             *(f"    {line}" for line in self._derivatives(given)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from flashladder.common.expression.tree import (
     SCORE,
@@ -21,7 +22,7 @@ from flashladder.common.expression.typed import EQUALITY, LEVELS, ORDER, SHIFTS,
 
 MOST_DIGITS = 9  # with so many any number of fp32 is read back
 _CHOICE, _UNARY, _VALUE = 0, len(LEVELS) + 1, len(LEVELS) + 2
-_C_TYPES = {Type.BOOL: "bool", Type.INT: "int", Type.LONG: "long long", Type.FLOAT: "float"}
+C_TYPES = {Type.BOOL: "bool", Type.INT: "int", Type.LONG: "long long", Type.FLOAT: "float"}
 _C_NAMES = {"int": "to_int", "float": "to_float"}  # C++ has other uses for these words
 # Of whole numbers, where C leaves some results undefined.
 _GUARDED = {"+": "sum", "-": "difference", "*": "product", "/": "quotient", "%": "remainder"}
@@ -68,38 +69,44 @@ def _number(value: bool | float) -> str:
     return repr(next(each for each in digits if fp32(each) == value))  # inf too
 
 
-def c(node: Node) -> str:
+def c(node: Node, held: Mapping[Node, str] = MappingProxyType({})) -> str:
     """What the device's compiler reads: positions are members of `at`, tensors of `params`.
 
-    common/cuda/softmax/expression.cuh has the functions. Every operand stands in brackets.
+    common/cuda/softmax/expression.cuh has the functions. Every operand stands in brackets. `held` has names of parts
+    that are evaluated already.
     """
+
+    def of(part: Node) -> str:
+        return c(part, held)
+
+    def converted(kind: Type, part: Node) -> str:
+        """A part's value as a type that is higher, or its own."""
+        return of(part) if part.type == kind else f"static_cast<{C_TYPES[kind]}>({of(part)})"
+
+    if node in held:
+        return held[node]
     match node:
         case Number():
             return _c_number(node)
         case Name(name=name):
             return name if name == SCORE else f"at.{name}"
         case Element():
-            return element(node, [c(index) for index in node.indices])
+            return element(node, [of(index) for index in node.indices])
         case Call(function=function, arguments=arguments):
-            converted = (c(each) if function == "int" else _as(node.type, each) for each in arguments)
-            return f"expression::{_C_NAMES.get(function, function)}({', '.join(converted)})"
+            taken = (of(each) if function == "int" else converted(node.type, each) for each in arguments)
+            return f"expression::{_C_NAMES.get(function, function)}({', '.join(taken)})"
         case Unary(operator=operator, operand=operand):
-            of = _as(node.type, operand)
-            return f"expression::negative({of})" if operator == "-" and node.type.is_whole else f"({operator}{of})"
+            it = converted(node.type, operand)
+            return f"expression::negative({it})" if operator == "-" and node.type.is_whole else f"({operator}{it})"
         case Binary(operator=operator, left=left, right=right):
             kind = max(left.type, right.type) if operator in (*EQUALITY, *ORDER) else node.type
-            first, second = _as(kind, left), _as(right.type if operator in SHIFTS else kind, right)
+            first, second = converted(kind, left), converted(right.type if operator in SHIFTS else kind, right)
             if operator in _GUARDED and node.type.is_whole:
                 return f"expression::{_GUARDED[operator]}({first}, {second})"
             return f"({first} {operator} {second})"
         case Choice(condition=condition, yes=yes, no=no):
-            return f"({c(condition)} ? {_as(node.type, yes)} : {_as(node.type, no)})"
+            return f"({of(condition)} ? {converted(node.type, yes)} : {converted(node.type, no)})"
     raise TypeError(node)
-
-
-def _as(kind: Type, node: Node) -> str:
-    """A node's value as a type that is higher, or its own."""
-    return c(node) if node.type == kind else f"static_cast<{_C_TYPES[kind]}>({c(node)})"
 
 
 def _c_number(node: Number) -> str:
@@ -113,7 +120,7 @@ def _c_number(node: Number) -> str:
 
 def element(node: Element, indices: Sequence[str]) -> str:
     """What reads an element at these indices, which are texts themselves."""
-    return f"read<{_C_TYPES[node.type]}>(params.{node.tensor.field}, {_offset(node, indices)})"
+    return f"read<{C_TYPES[node.type]}>(params.{node.tensor.field}, {_offset(node, indices)})"
 
 
 def offset(node: Element) -> str:

@@ -79,6 +79,30 @@ def scores_that_an_expression_lets_climb(rung):
     emulated(rung, masked(seqlen_q=64, seqlen_k=640, causal=False, mods="score=s+(640-k)*50"))
 
 
+def terms_of_keys_and_rows(rung):
+    """What a mask has of the key or of the row alone: documents by a square root, by a tensor, and behind conditions.
+
+    Lengths end within a block; rows see no key, or come before the first one. No tensor goes on behind what is seen.
+    """
+    sizes = {"num_heads": 2, "num_heads_k": 1, "seqlen_q": 150, "seqlen_k": 203}
+    documents = "int(8*sqrt((k+0.5)/seqlen_k))==int(8*sqrt((q+0.5)/seqlen_k))"
+    for mask, extents, options in (
+        (f"k<=q&&{documents}", (), {}),
+        (f"{documents}&&(k/3%2==0||q%7<3)", (), {"seqlen_q": 203, "seqlen_k": 150, "causal": True}),
+        ("doc[q]==doc[k]", ((203,),), {"sinks": True}),
+        ("doc[k-133]==doc[q-133]||k%8==h", ((70,),), {"seqlen_q": 20, "causal": True, "window_left": 50}),
+        ("doc[q]!=doc[k]%2", ((120,),), {"seqlen_q": 200, "seqlen_k": 120, "causal": True}),
+        ("k<90&&doc[k]!=0||q<80||exp(-k/50.0)<0.2", ((90,),), {}),
+        ("(doc[k]>0)!=(q%2==0)&&(k<150?q*0.5<k:doc[k-53]<1)", ((203,),), {"batch": 2}),
+    ):
+        declared = "doc:int32[];" if extents else ""
+        emulated(rung, masked(**{"causal": False, **sizes, **options}, mods=f"{declared}mask={mask}", extents=extents))
+    if rung.supports.packed:
+        mods = f"doc:int32[][];mask={documents}||doc[b][k]==doc[b][q]+2147483648*(q-k)"
+        lengths = (70, 0, 33, 1, 130), (120, 10, 33, 0, 200)
+        emulated(rung, packed(*lengths, num_heads=2, causal=False, mods=mods, extents=((5, 200),)))
+
+
 def masks_of_random_expressions(rung):
     """What the host's compiler and torch agree on (tests/expression), by the device's compiler and the emulator."""
     chance = random.Random(53)
@@ -128,6 +152,7 @@ OF_EXPRESSIONS = (
     scores_by_expressions,
     expressions_in_packed_sequences,
     scores_that_an_expression_lets_climb,
+    terms_of_keys_and_rows,
     masks_of_random_expressions,
     scores_of_random_expressions,
     an_expression_has_registers,

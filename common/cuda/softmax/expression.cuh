@@ -17,6 +17,10 @@ __device__ inline Value read(const T *tensor, Offset offset) {
     return static_cast<Value>(tensor[offset]);
 }
 
+// Another lane's value. A whole warp asks.
+template <class T>
+__device__ inline T from_lane(T x, int lane) { return static_cast<T>(__shfl_sync(0xffffffff, x, lane)); }
+
 namespace expression {
 template <class T>
 __device__ inline T min(T a, T b) { return b < a ? b : a; }

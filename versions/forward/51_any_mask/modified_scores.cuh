@@ -27,7 +27,8 @@ struct ModifiedScores {
     // `hides`, the mask shows all of them. Scores that an expression gives are in log2.
     template <bool cut, bool hides = has_mask, int rows, int cols>
     __device__ void apply(Accumulator<rows, cols> &s, int first_row, int first_key) const {
-        if constexpr (hides || has_score) {
+        constexpr bool by_terms = hides && Mods::has_terms, by_element = hides && !by_terms;
+        if constexpr (by_element || has_score) {
             const int before = mask.shift - 1;  // keys before the first row's own
             Place at{batch, head, 0, 0, mask.seqlen_k - before, mask.seqlen_k};
 #pragma unroll
@@ -45,9 +46,50 @@ struct ModifiedScores {
                             if (cut && (at.k < begin || at.k >= end)) continue;
                             float &x = s.block[b][n][2 * h + i];
                             if constexpr (has_score) x = Mods::score(params, at, x * unit) * log2_e;
-                            if constexpr (hides) x = Mods::mask(params, at) ? x : -INFINITY;
+                            if constexpr (by_element) x = Mods::mask(params, at) ? x : -INFINITY;
                         }
                 }
         }
+        if constexpr (by_terms) hide<cut>(s, first_row, first_key);
+    }
+
+  private:
+    // The mask alone, where its text has terms of a key or of a row: a warp evaluates these once, a key a lane.
+    template <bool cut, int rows, int cols>
+    __device__ void hide(Accumulator<rows, cols> &s, int first_row, int first_key) const {
+        constexpr int num_rows = rows / 8;  // of a thread
+        const int before = mask.shift - 1;
+        Place at{batch, head, 0, 0, mask.seqlen_k - before, mask.seqlen_k};
+        int q[num_rows], begin[num_rows], end[num_rows];  // a row sees the keys from `begin` up to `end`
+        typename Mods::OfRow of_row[num_rows]{};
+#pragma unroll
+        for (int r = 0; r < num_rows; ++r) {
+            const int row = first_row + r * 8 + accumulator_row();
+            begin[r] = mask.first(row), end[r] = mask.keys(row);
+            at.q = q[r] = min(row + before, mask.seqlen_k - 1);
+            if (!cut || begin[r] < end[r]) of_row[r] = Mods::of_row(params, at);
+        }
+        // Of keys that none of the rows sees no element is read.
+        const int lowest = mask.first(first_row), keys = mask.keys(min(first_row + rows, at.seqlen_q) - 1);
+        typename Mods::OfKey of_lane[(cols + 31) / 32]{};
+#pragma unroll
+        for (int col = 0; col < cols; col += 32) {
+            at.k = first_key + col + lane_index();
+            if (!cut || (at.k >= lowest && at.k < keys)) of_lane[col / 32] = Mods::of_key(params, at);
+        }
+#pragma unroll
+        for (int n = 0; n < cols / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int col = n * 8 + accumulator_col() + i;
+                const auto of_key = of_lane[n / 4].from(col % 32);
+                at.k = first_key + col;
+#pragma unroll
+                for (int r = 0; r < num_rows; ++r) {
+                    if (cut && (at.k < begin[r] || at.k >= end[r])) continue;
+                    at.q = q[r];
+                    if (!Mods::mask(params, at, of_key, of_row[r])) s.block[r / 2][n][r % 2 * 2 + i] = -INFINITY;
+                }
+            }
     }
 };
