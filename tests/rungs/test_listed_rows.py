@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 RUNG = catalog.find("backward/24")
 GROUPS = {"num_heads": 2, "num_heads_k": 1}
+FEW_SEEN = {"seqlen_q": 20, "seqlen_k": 203, "causal": True, "window_left": 50, **GROUPS}
 DOCUMENTS = "mask=k<=q&&int(3*sqrt((k+0.5)/seqlen_k))==int(3*sqrt((q+0.5)/seqlen_k))"
 
 
@@ -32,6 +33,10 @@ DOCUMENTS = "mask=k<=q&&int(3*sqrt((k+0.5)/seqlen_k))==int(3*sqrt((q+0.5)/seqlen
         ("slope:fp32[];score=s+slope[h]*(k-q)", ((2,),), {"seqlen_q": 170, "seqlen_k": 200, **GROUPS}),
         ("score=tanh(s/4)*4", (), {"seqlen_q": 150, "softcap": 3.0, "dtype": "fp16"}),
         ("mask=k%5!=q%5;score=max(s,-3)*(h+1)-abs(k-q)/64.0", (), {"seqlen_q": 170, "causal": True, **GROUPS}),
+        # What is of a key or a row alone: behind conditions, and of keys and rows that are beyond what is seen
+        ("doc:int32[];mask=doc[k-133]==doc[q-133]||k%8==h", ((70,),), FEW_SEEN),
+        ("doc:int32[];mask=doc[q]!=doc[k]%2", ((120,),), {"seqlen_q": 200, "seqlen_k": 120, "causal": True}),
+        ("doc:int64[];mask=(doc[k]>0)!=(q%2==0)&&(k<150?q*0.5<k:doc[k-53]<1)", ((203,),), {"seqlen_k": 203}),
         ("t:int32[];score=s+t[q-k]", ((70,),), {"seqlen_q": 70, "causal": True}),  # what is hidden is not read
         ("mask=k<=q", (), {"seqlen_q": 150, "head_dim": 72, "options": {"wants_dq": False}}),
         ("mask=k<=q", (), {"seqlen_q": 150, "head_dim": 128, "options": {"wants_dkv": False}}),

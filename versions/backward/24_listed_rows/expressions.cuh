@@ -1,6 +1,7 @@
 // A mask and a score that are expressions, on the scores of a step.
 #pragma once
 #include "softmax/expression.cuh"
+#include "softmax/terms.cuh"
 #include "weights.cuh"
 
 // Of a head of a sequence, with the expressions of `Mods`, which config.cuh has.
@@ -12,6 +13,7 @@ struct StepExpressions {
 
     // Scores that the mask hides become minus infinity. What `causal`, a window or a length hides is not evaluated.
     __device__ void hide(Scores &s, int first_key, int first_row) const {
+        if constexpr (has_mask && Mods::has_terms) return hide_by_terms(s, first_key, first_row);
         each(first_key, first_row, [&](int n, int i, const Place &at) {
             if (!mask.shows(at.k, at.q - mask.shift) || (has_mask && !Mods::mask(params, at))) s.block[0][n][i] = -INFINITY;
         });
@@ -43,6 +45,28 @@ struct StepExpressions {
     }
 
   private:
+    // Where the mask's text has terms of a key or of a row: a warp evaluates these once, a row a lane. Of a key or a row that
+    // sees nothing no element is read.
+    __device__ void hide_by_terms(Scores &s, int first_key, int first_row) const {
+        Place at{batch, head, 0, 0, mask.nobody, mask.seqlen_k};
+        typename Mods::OfKey of_key[2]{};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            at.k = first_key + h * 8 + accumulator_row();
+            if (mask.shows(at.k, mask.first_row(at.k))) of_key[h] = Mods::of_key(params, at);
+        }
+        const ColumnTerms<typename Mods::OfRow, step_rows> of_rows([&](int col) {
+            const int row = first_row + col;
+            at.q = row + mask.shift;
+            return mask.shows(mask.first_key(row), row) ? Mods::of_row(params, at) : typename Mods::OfRow{};
+        });
+        typename Mods::OfRow of_row[2];
+        each(first_key, first_row, [&](int n, int i, const Place &at) {
+            if (i < 2) of_row[i] = of_rows.at(n, i);  // of both keys
+            if (!mask.shows(at.k, at.q - mask.shift) || !Mods::mask(params, at, of_key[i / 2], of_row[i % 2])) s.block[0][n][i] = -INFINITY;
+        });
+    }
+
     template <class Visit>
     __device__ void each(int first_key, int first_row, Visit visit) const {
         Place at{batch, head, 0, 0, mask.nobody, mask.seqlen_k};

@@ -2,6 +2,7 @@
 #pragma once
 #include "softmax/expression.cuh"
 #include "softmax/log2.cuh"
+#include "softmax/terms.cuh"
 #include "tile/fragment.cuh"
 
 // Of a CTA's rows, with the expressions of `Mods`, which config.cuh has.
@@ -71,19 +72,16 @@ struct ModifiedScores {
         }
         // Of keys that none of the rows sees no element is read.
         const int lowest = mask.first(first_row), keys = mask.keys(min(first_row + rows, at.seqlen_q) - 1);
-        typename Mods::OfKey of_lane[(cols + 31) / 32]{};
-#pragma unroll
-        for (int col = 0; col < cols; col += 32) {
-            at.k = first_key + col + lane_index();
-            if (!cut || (at.k >= lowest && at.k < keys)) of_lane[col / 32] = Mods::of_key(params, at);
-        }
+        const ColumnTerms<typename Mods::OfKey, cols> of_keys([&](int col) {
+            at.k = first_key + col;
+            return !cut || (at.k >= lowest && at.k < keys) ? Mods::of_key(params, at) : typename Mods::OfKey{};
+        });
 #pragma unroll
         for (int n = 0; n < cols / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int col = n * 8 + accumulator_col() + i;
-                const auto of_key = of_lane[n / 4].from(col % 32);
-                at.k = first_key + col;
+                const auto of_key = of_keys.at(n, i);
+                at.k = first_key + accumulator_col() + n * 8 + i;
 #pragma unroll
                 for (int r = 0; r < num_rows; ++r) {
                     if (cut && (at.k < begin[r] || at.k >= end[r])) continue;

@@ -1,0 +1,18 @@
+// What a mask has of each column of a fragment alone (common/expression/terms.py): of a key, or where keys are its rows, of a row.
+#pragma once
+#include "tile/fragment.cuh"
+
+// `Terms` of so many columns. A warp evaluates them, a column a lane.
+template <class Terms, int cols>
+struct ColumnTerms {
+    Terms of_lane[(cols + 31) / 32];
+
+    // `evaluate` gives those of a column.
+    template <class Evaluate>
+    __device__ explicit ColumnTerms(Evaluate evaluate) {
+#pragma unroll
+        for (int col = 0; col < cols; col += 32) of_lane[col / 32] = evaluate(col + lane_index());
+    }
+    // Those of a thread's column n * 8 + accumulator_col() + i. A whole warp asks.
+    __device__ Terms at(int n, int i) const { return of_lane[n / 4].from(n % 4 * 8 + accumulator_col() + i); }
+};
