@@ -35,6 +35,11 @@ pytestmark = pytest.mark.slow
         (TILE_LATE, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),
         (TILE_LATE, {"seqlens_q": (70, 0, 130), "seqlens_k": (20, 10, 300), "causal": True, "head_dim": 128}),
         (WIDE, {"seqlen_q": 70, "seqlen_k": 130, "head_dim": 192}),
+        (WIDE, {"seqlens_q": (70, 130), "seqlens_k": (70, 130), "causal": True, "head_dim": 256, "num_heads": 2}),
+        (
+            NINETY_SIX,
+            {"seqlens_q": (9, 130), "seqlens_k": (20, 200), "head_dim": 192, "num_heads": 4, "num_heads_k": 2},
+        ),
         (NINETY_SIX, {"seqlen_q": 200, "seqlen_k": 250, "head_dim": 192, "head_dim_v": 128, "causal": True}),
         (ANY, {"seqlen_q": 100, "seqlen_k": 300, "dtype": "fp16", "num_heads": 2, "num_heads_k": 1}),
         (ANY, {"seqlen_q": 250, "seqlen_k": 300, "window_left": 150, "window_right": 20}),

@@ -34,12 +34,12 @@
 #include "dq_bulk.cuh"
 #include "held_columns.cuh"
 #include "kept_bits.cuh"
+#include "key_order.cuh"
 #include "key_sums.cuh"
 #include "near_scores.cuh"
 #include "pipeline/roles.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "row_pipeline.cuh"
-#include "turns.cuh"
 
 using namespace config;
 
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
 // An adder: a warpgroup's part of each tile of dQ goes to its sums. The first tile of keys that a tile of Q sees stores it, so that
 // nobody need write zeros, and the others wait for that; if `deterministic`, for each other in turn.
 __device__ inline void add_tiles(Shared &shared, const SummedWorkspaces &workspaces, const Work &work, const Mask &mask,
-                                 PassingTiles tiles, int key_tile, int group) {
+                                 RowTiles tiles, int key_tile, int group) {
     float *staged = shared.dq[group];
     const int bytes = 64 * columns_of_part(group) * sizeof(float);
     wait_for_dependency();  // the counters are zero
@@ -110,7 +110,7 @@ __device__ inline void add_tiles(Shared &shared, const SummedWorkspaces &workspa
         const long long tile = work.padded_row(tiles.head, tiles.number) / block_m;
         float *sums = workspaces.dq_sum + tile * tile_sums + group * group_sums;
         unsigned *added = workspaces.added + tile * num_groups + group;
-        const int before = key_tile - mask.first_key(tiles.number * block_m) / block_n;  // tiles of keys
+        const int before = tiles_before(work.p, mask, key_tile, tiles.number);
         if constexpr (deterministic)
             wait_until_added(added, before);
         else if (before > 0)
@@ -132,7 +132,7 @@ __device__ inline void add_tiles(Shared &shared, const SummedWorkspaces &workspa
 
 // A consumer warpgroup: dV and dK of its 64 keys, and its part of dQ of each tile.
 __device__ inline void consume(Shared &shared, const SummedWorkspaces &workspaces, const Params &p, const Work &work,
-                               const Mask &mask, PassingTiles tiles, int head_k, int first_key) {
+                               const Mask &mask, RowTiles tiles, int head_k, int first_key) {
     const int warp = uniform_warp_index(), group = warp / 4, warp_key = warp * 16;
     const DqPart part{group};
     const int part_cols = columns_of_part(group);
@@ -312,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
 
     launch_dependents();
-    const auto place = keys_of_cta<packed, by_sections>(p);
+    const auto place = keys_of_cta<packed, by_sections>(p, from_last_keys(p));
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_k, block_n)) {
         if (!split_heads) clear_keys_behind<Share::num_threads>(work, place);
@@ -321,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const Mask mask = mask_of(work);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 
-    const PassingTiles tiles = tiles_of_heads(mask, work, first_key, last_key, place.head);
+    const RowTiles tiles = tiles_of_heads(mask, work, first_key, last_key, place.head);
     const int head_k = split_heads ? head_of_keys(p, place.head) : place.head;
     if ((window || packed) && tiles.count() <= 0) {  // no row sees them
         if (wants_dkv && !split_heads) clear_gradients<Share::num_threads>(work, head_k, first_key, last_key);

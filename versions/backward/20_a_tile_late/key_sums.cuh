@@ -3,8 +3,8 @@
 #pragma once
 #include "any_attention.cuh"
 #include "dq_bulk.cuh"
+#include "key_order.cuh"
 #include "ptx/griddepcontrol.cuh"
-#include "turns.cuh"
 #include "warpgroup_tiles.cuh"
 
 constexpr bool sums_keys = config::split_heads && config::wants_dkv;
@@ -25,7 +25,7 @@ constexpr Launch over_keys_and_heads(const Launch &launch) {
 __device__ inline int head_of_keys(const Params &p, int head) { return head / (p.num_heads / p.num_heads_k); }
 
 // The tiles of Q that see a CTA's keys: of a head of Q, or of all that share a head of K.
-__device__ inline PassingTiles tiles_of_heads(const Mask &mask, const Work &work, int first_key, int last_key, int head) {
+__device__ inline RowTiles tiles_of_heads(const Mask &mask, const Work &work, int first_key, int last_key, int head) {
     const int group_heads = work.p.num_heads / work.p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
     const int first_row = mask.first_row(first_key);
     if constexpr (config::split_heads) return {first_row, end_row, head, 1};

@@ -3,12 +3,13 @@
 //
 //     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for dQ
 //     attention_backward    a CTA has a tile of 64 keys, and all rows of Q that see it pass by, 64 at a time,
-//                           from the last ones up
+//                           from the last ones up; or from the first ones down, see key_order.cuh
 //     backward_finish       dQ, from fp32 sums as warps hold them to rows
 //
 // The roles of a CTA of attention_backward:
 //
 //     producers, two threads     have TMA load K, then Q with lse; and V, then dO with delta
+//     turn keepers, two threads  wait until a warpgroup may add a panel, and tell when it has; if `deterministic`
 //     warpgroup 0, "values"      S^T = K Q^T, P^T;         dV += P^T dO;   the first panels of dQ = dS K
 //     warpgroup 1, "keys"        dP^T = V dO^T, dS^T;      dK += dS^T Q;   the others
 //
@@ -24,7 +25,8 @@
 //     keys_full    K and V have come
 //     p_full       of each warp of `keys`: the warp of `values` with the same keys has put P^T there. p_empty: it is read
 //     ds_full      all warps of `keys` have put dS^T there. ds_empty: both warpgroups have multiplied it by K
-//     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
+//     turns        if `deterministic`, of each panel of dQ. begun: its warpgroup may add it. ended: its warps have
+//     added        in global memory, if `deterministic`, of each panel of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more
 #include "any_attention.cuh"
 #include "capped_scores.cuh"
@@ -35,7 +37,7 @@
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/reduce.cuh"
 #include "row_pipeline.cuh"
-#include "turns.cuh"
+#include "turn.cuh"
 #include "warpgroup_tiles.cuh"
 
 #include <type_traits>
@@ -54,9 +56,10 @@ using ScoresRing = PipelineState<2>;  // the places of dS
 using DqSums = Accumulator<16, dq_cols>;  // of a warp, of a panel
 constexpr int warp_sums = 16 * dq_cols;
 constexpr int panel_sums = block_m * dq_cols;
+constexpr int dq_turns = QTile::panels;  // of a tile
 
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
-FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 8 * deterministic");  // consumer_warps
+FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * head_dim // 64 * deterministic");  // dq_turns
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
@@ -68,6 +71,7 @@ struct Shared {
     Mbarrier p_full[4], p_empty[4];
     Mbarrier ds_full[2], ds_empty[2];
     Mbarrier keys_full;
+    Turn turns[dq_turns];
 };
 
 // What a warpgroup multiplies: a tile that stays by the rows of one that passes, and what comes of it by the columns of
@@ -93,14 +97,14 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_q, block_m)) return clear_rows_behind<pass_threads>(work, place);
     prepare_tile<wants_dq>(work, workspaces, place.number, columns_of_v<narrower>(p));
-    if (deterministic && threadIdx.x < consumer_warps)
-        workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * consumer_warps + threadIdx.x] = 0;
+    if (deterministic && threadIdx.x < dq_turns)
+        workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * dq_turns + threadIdx.x] = 0;
 }
 
 // The loop of a warpgroup. Leaves its gradient in `sum`.
 template <class Role>
 __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &workspaces, Shared &shared, const Work &work,
-                                    const Mask &mask, PassingTiles next, int key_tile,
+                                    const Mask &mask, RowTiles next, int key_tile,
                                     Accumulator<16, Role::Columns::cols> &sum) {
     constexpr bool has_values = std::is_same_v<Role, Values>;
     static_assert(Role::panels == 1 || Role::panels == 2, "a panel of dQ before S or dP, and one behind it");
@@ -129,8 +133,8 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     auto columns_at = columns_ring.consumer();
     ScoresRing ds_at{0}, ds_put{1};
     PipelineState<1> p_at{has_values};
-    PassingTiles due = next;     // whose dQ comes next
-    unsigned *untold = nullptr;  // the counter of what was added last
+    RowTiles due = next;     // whose dQ comes next
+    uint32_t turn_parity = 0;      // of its turns
 
     Scores s;
     ScoresOperand operand;
@@ -219,24 +223,19 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     auto add_dq = [&](int panel) {
         if constexpr (!wants_dq) return;
         const long long row = work.padded_row(due.head, due.number);
-        if (deterministic && panel == 0) {
-            untold = workspaces.added + row / block_m * consumer_warps + uniform_warp_index();
-            if (lane_index() == 0) wait_until_added(untold, key_tile - mask.first_key(due.number * block_m) / block_n);
-            __syncwarp();  // it is this tile's turn
-        }
+        Turn &turn = shared.turns[Role::first_panel + panel];
+        if constexpr (deterministic) turn.begun.wait(turn_parity);
         float *sums = workspaces.dq_sum + row * head_dim + (Role::first_panel + panel) * panel_sums + warp * warp_sums;
         each_block(dq, sums, [](float4 *place, const float (&x)[4]) { add_global_16(place, x); });
+        if constexpr (!deterministic) return;
+        __syncwarp();  // every lane has added its part
+        turn.ended.arrive_as_warp();
+        if (panel == Role::panels - 1) turn_parity ^= 1;
     };
     auto end_dq = [&] {
         if constexpr (!wants_dq) return;
         shared.ds_empty[ds_at.stage].arrive_as_warp();
         ds_at.advance();
-    };
-    // Ends the turn for what was added last. A step late, as it waits for L2.
-    auto tell_added = [&] {
-        if constexpr (!deterministic || !wants_dq) return;
-        __syncwarp();
-        if (untold != nullptr && lane_index() == 0) add_release(untold, 1);
     };
     using None = std::integral_constant<int, 0>;
     using One = std::integral_constant<int, 1>;
@@ -260,7 +259,6 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         start_gradient();
         start_dq(0);
         start_next();
-        tell_added();
         wait_for_dq(One());
         end_gradient();
         add_dq(0);
@@ -277,7 +275,6 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     end_gradient();
 #pragma unroll 1
     for (int i = max(count - 2, 0); wants_dq && i < count; ++i) {
-        tell_added();
 #pragma unroll
         for (int panel = 0; panel < Role::panels; ++panel) {
             start_dq(panel);
@@ -287,7 +284,6 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
         end_dq();
         due.advance();
     }
-    tell_added();
     named_barrier_sync(1, consumer_warps * 32);  // nobody reads K and V any more
 }
 
@@ -314,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
 
     launch_dependents();
-    const auto place = keys_of_cta<packed, by_sections>(p);
+    const auto place = keys_of_cta<packed, by_sections>(p, from_last_keys(p));
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_k, block_n)) return clear_keys_behind<Share::num_threads>(work, place);
     Mask mask{p};
@@ -322,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 
     const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
-    const PassingTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
+    const RowTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
     if ((window || packed) && tiles.count() <= 0) {  // no row sees them
         if (wants_dkv) clear_gradients<Share::num_threads>(work, place.head, first_key, last_key);
         return;
@@ -334,6 +330,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         for (int warp = 0; warp < 4; ++warp) shared.p_full[warp].init(1), shared.p_empty[warp].init(1);
         for (int stage = 0; stage < 2; ++stage) shared.ds_full[stage].init(4), shared.ds_empty[stage].init(consumer_warps);
         shared.keys_full.init(2);
+        if constexpr (deterministic)
+            for (Turn &turn : shared.turns) turn.init(4);
         fence_mbarrier_init();
     }
     __syncthreads();  // the barriers are made
@@ -348,6 +346,10 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         } else if (warp_index() == consumer_warps + 1) {
             load_tile<VTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, place.head, at.last);
             load_tiles(shared.dout, maps.dout, workspaces.delta, work, tiles);
+        } else if constexpr (deterministic && wants_dq) {
+            const bool of_values = warp_index() == consumer_warps + 2;
+            keep_turns(shared.turns, of_values ? 0 : Keys::first_panel, of_values ? Values::panels : dq_turns, workspaces, work, mask,
+                       tiles, place.number);
         }
         return;
     }

@@ -3,12 +3,13 @@
 //
 //     backward_prepare      delta = rowsum(O dO) - dLSE, lse in log2, zeros for dQ
 //     attention_backward    a CTA has a tile of 96 keys, and all rows of Q that see it pass by, 64 at a time,
-//                           from the last ones up
+//                           from the last ones up; or from the first ones down, see key_order.cuh
 //     backward_finish       dQ, from fp32 sums as warps hold them to rows
 //
 // The roles of a CTA of attention_backward:
 //
 //     producers, two threads     have TMA load K, then Q with lse; and V, then dO with delta
+//     turn keepers, two threads  wait until a warpgroup may add its dQ, and tell when it has; if `deterministic`
 //     warpgroup 0, "keys"        S = Q K^T, dP = dO V^T, P and dS of 48 keys;    dK^T += Q^T dS;    a panel of dQ = dS K
 //     warpgroup 1, "values"      the same of the other 48 keys;                  dV^T += dO^T P;    the other panels
 //
@@ -26,7 +27,8 @@
 //     keys_full    K and V have come
 //     full         of a place of dS: all warps have put P and dS of the tile there
 //     empty        no warp needs P of the tile any more, nor dS of the tile before, whose dQ is there
-//     added        in global memory, if `deterministic`, of each warp's part of a tile of dQ: tiles of keys that are in it
+//     turns        if `deterministic`, of each warpgroup. begun: it may add its part of a tile of dQ. ended: its warps have
+//     added        in global memory, if `deterministic`, of each warpgroup's part of a tile of dQ: tiles of keys that are in it
 //     barrier 1    of both warpgroups: nobody reads K and V any more. 2 and 3, of one: its gradient is in shared memory
 #include "capped_scores.cuh"
 #include "dq_bulk.cuh"
@@ -35,7 +37,7 @@
 #include "ptx/reduce.cuh"
 #include "query_rows.cuh"
 #include "row_pipeline.cuh"
-#include "turns.cuh"
+#include "turn.cuh"
 #include "warpgroup_tiles.cuh"
 
 using namespace config;
@@ -44,6 +46,7 @@ using Share = Registers<2, 1, 24>;  // the producer's warpgroup is the last one
 constexpr int consumer_warps = 8;
 constexpr int part_keys = block_n / 2;  // of a warpgroup, of S and dP
 constexpr bool scores_ahead = num_stages > 2;
+constexpr int dq_turns = 2;  // of a tile, of each warpgroup
 constexpr int p_place = 2;  // behind two places of dS
 
 using VTile = SwizzledPanels<block_n, head_dim_v>;
@@ -56,7 +59,7 @@ constexpr int warp_sums = 16 * dq_cols;  // of a warp, of a panel of dQ
 constexpr int panel_sums = block_m * dq_cols;
 
 FLASHLADDER_WORKSPACE(dq_sum, float, "num_heads * (total_q // block_m + batch) * block_m * head_dim * wants_dq");
-FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 8 * deterministic");  // consumer_warps
+FLASHLADDER_WORKSPACE(added, unsigned, "num_heads * (total_q // block_m + batch) * 2 * deterministic");  // dq_turns
 
 struct Maps { TensorMapBytes q, dout, k, v; };
 struct Shared {
@@ -66,6 +69,7 @@ struct Shared {
     DoutRing dout;
     Mbarrier full[2], empty;
     Mbarrier keys_full;
+    Turn turns[dq_turns];
 };
 
 // The gradient of a warpgroup, and its panels of dQ.
@@ -90,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(pass_threads)
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_q, block_m)) return clear_rows_behind<pass_threads>(work, place);
     prepare_tile<wants_dq>(work, workspaces, place.number, columns_of_v<narrower>(p));
-    if (deterministic && threadIdx.x < consumer_warps)
-        workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * consumer_warps + threadIdx.x] = 0;
+    if (deterministic && threadIdx.x < dq_turns)
+        workspaces.added[work.padded_row(blockIdx.y, place.number) / block_m * dq_turns + threadIdx.x] = 0;
 }
 
 // What a warpgroup's gradient is made of beside P or dS: Q, or dO.
@@ -106,7 +110,7 @@ __device__ inline auto &ring_of(Shared &shared) {
 // The loop of a warpgroup. Leaves its gradient in `sum`.
 template <class Role>
 __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &workspaces, Shared &shared, const Work &work,
-                                    const Mask &mask, PassingTiles tiles, int key_tile, Gradient (&sum)[Role::Tile::panels]) {
+                                    const Mask &mask, RowTiles tiles, int key_tile, Gradient (&sum)[Role::Tile::panels]) {
     constexpr bool has_values = Role::number == 1;
     constexpr int gradients = wants_dkv ? Role::Tile::panels : 0;  // products
     // Registers of a thread: where S of the next tile has no room beside the gradient and dQ, dQ is added before it is started.
@@ -132,8 +136,8 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     const float rescale = dropout ? Dropout<dropout>{p, work.batch, 0}.rescale : 1.0f;
     auto at = shared.q.consumer();  // of Q and dO alike
     PipelineState<2> place{0};      // of dS
-    PassingTiles due = tiles;       // whose dQ comes next
-    unsigned *untold = nullptr;     // the counter of what was added last
+    RowTiles due = tiles;       // whose dQ comes next
+    uint32_t turn_parity = 0;        // of its turns
 
     Accumulator<16, part_keys> s, dp;
     Accumulator<16, Role::panels * dq_cols> dq;
@@ -196,23 +200,19 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     auto add_dq = [&] {
         if constexpr (!wants_dq) return;
         const long long row = work.padded_row(due.head, due.number);
-        if constexpr (deterministic) {
-            untold = workspaces.added + row / block_m * consumer_warps + uniform_warp_index();
-            if (lane_index() == 0) wait_until_added(untold, key_tile - mask.first_key(due.number * block_m) / block_n);
-            __syncwarp();  // it is this tile's turn
-        }
+        Turn &turn = shared.turns[Role::number];
+        if constexpr (deterministic) turn.begun.wait(turn_parity);
         float *sums = workspaces.dq_sum + row * head_dim + Role::first_panel * panel_sums + warp * warp_sums;
 #pragma unroll
         for (int n = 0; n < Role::panels * dq_cols / 8; ++n)
             add_global_16(reinterpret_cast<float4 *>(sums + n * 8 / dq_cols * panel_sums) + n * 8 % dq_cols * 4 + lane_index(),
                           dq.block[0][n]);
+        if constexpr (deterministic) {
+            __syncwarp();  // every lane has added its part
+            turn.ended.arrive_as_warp();
+            turn_parity ^= 1;
+        }
         due.advance();
-    };
-    // Ends the turn for what was added last. A step late, as it waits for L2.
-    auto tell_added = [&] {
-        if constexpr (!deterministic || !wants_dq) return;
-        __syncwarp();
-        if (untold != nullptr && lane_index() == 0) add_release(untold, 1);
     };
     auto wait_for_dq = [&](auto pending) {
         if constexpr (wants_dq) wait_for<decltype(pending)::value>(dq);
@@ -223,7 +223,6 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     // is a product of the zeros in place 1, which nobody adds.
     auto sum_tile = [&] {
         start_dq(place.stage ^ 1);
-        tell_added();
         start_gradient();
         wait_for_dq(Gradients());
     };
@@ -259,13 +258,11 @@ __device__ inline void sum_gradient(const Params &p, const CountedWorkspaces &wo
     }
     if constexpr (scores_ahead) sum_tile();
     if (!adds_first && count > 1) add_dq();
-    tell_added();
     start_dq(place.stage);
     wait_for_gradient(None());
     place.advance();
     wait_for_dq(None());
     add_dq();
-    tell_added();
     named_barrier_sync(1, consumer_warps * 32);  // nobody reads K and V any more
 }
 
@@ -303,14 +300,14 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
 
     launch_dependents();
-    const auto place = keys_of_cta<packed, by_sections>(p);
+    const auto place = keys_of_cta<packed, by_sections>(p, from_last_keys(p));
     const Work work{p, place.batch};
     if (packed && !place.is_in(work.seqlen_k, block_n)) return clear_keys_behind<Share::num_threads>(work, place);
     const Mask mask = mask_of(work);
     const int first_key = place.number * block_n, last_key = min(first_key + block_n, work.seqlen_k) - 1;
 
     const int group_heads = p.num_heads / p.num_heads_k, end_row = min(mask.end_row(last_key), work.seqlen_q);
-    const PassingTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
+    const RowTiles tiles{mask.first_row(first_key), end_row, place.head * group_heads, group_heads};
     if ((window || packed) && tiles.count() <= 0) {  // no row sees them
         if (wants_dkv) clear_gradients<Share::num_threads>(work, place.head, first_key, last_key);
         return;
@@ -325,6 +322,8 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         for (Mbarrier &full : shared.full) full.init(consumer_warps);
         shared.empty.init(consumer_warps);
         shared.keys_full.init(2);
+        if constexpr (deterministic)
+            for (Turn &turn : shared.turns) turn.init(4);
         fence_mbarrier_init();
     }
     __syncthreads();  // the barriers are made, and a dS of zeros
@@ -339,6 +338,9 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
         } else if (warp_index() == consumer_warps + 1) {
             load_tile<VTile>(shared.v, maps.v, shared.keys_full, at.first + first_key, place.head, at.last);
             load_tiles(shared.dout, maps.dout, workspaces.delta, work, tiles);
+        } else if constexpr (deterministic && wants_dq) {
+            const int role = warp_index() - consumer_warps - 2;
+            keep_turns(shared.turns, role, role + 1, workspaces, work, mask, tiles, place.number);
         }
         return;
     }

@@ -26,8 +26,7 @@ struct TilePlace {
 // fill begin / block tiles, and each sequence adds at most one that is not full. The sequence of a place is the last one
 // whose places begin there or before; a warp looks for it, 32 sequences at a time. Few places are empty.
 template <int block>
-__device__ inline TilePlace packed_place(const int *cu_seqlens, int batch, int total) {
-    const int place = blockIdx.x;
+__device__ inline TilePlace packed_place(const int *cu_seqlens, int batch, int total, int place = blockIdx.x) {
     auto first_place = [&](int b) { return min(max(__ldg(cu_seqlens + b), 0), total) / block + b; };
     int first = 0;
     for (int count = batch; count > 1;) {
@@ -47,12 +46,18 @@ __device__ inline TilePlace rows_of_cta(const Params &p) {
     return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z)};
 }
 
-// The keys of a CTA of the loop.
+// The keys of a CTA of the loop. CTAs begin with the first keys of a head, or with the last ones. Packed sequences have sections of
+// heads where CTAs add in turn: those that wait for each other are launched less close together.
 template <bool packed, bool by_sections, class Params>
-__device__ inline TilePlace keys_of_cta(const Params &p) {
-    if constexpr (packed) return packed_place<config::block_n>(p.cu_seqlens_k, p.batch, p.total_k);
+__device__ inline TilePlace keys_of_cta(const Params &p, bool from_last_keys = false) {
+    if constexpr (packed && !config::deterministic) return packed_place<config::block_n>(p.cu_seqlens_k, p.batch, p.total_k);
     const KeyTile<config::head_dim, by_sections, 16, false> tile{p};
-    return {tile.number, tile.head, tile.batch};
+    TilePlace place{from_last_keys ? static_cast<int>(gridDim.x) - 1 - tile.number : tile.number, tile.head, tile.batch};
+    if constexpr (packed) {
+        place = packed_place<config::block_n>(p.cu_seqlens_k, p.batch, p.total_k, place.number);
+        place.head = tile.head;
+    }
+    return place;
 }
 
 // The tiles of Q of all heads that share a head of K, as far as they have any of the rows from `first_row` up to `end_row`: from
