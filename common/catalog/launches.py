@@ -67,8 +67,10 @@ class Widths(NamedTuple):
 
 
 def widths(operation: str, arch: str, emulated: bool = False, mods: bool = False) -> Widths:
-    """Of the rungs that calls of an operation may launch on a card; with `mods` of those that take expressions."""
+    """Of the rungs that calls of an operation may launch on a card; with `mods` of the last one that takes expressions,
+    which has all that others before it lack."""
     rungs = [rung.supports for rung in launched(operation, arch, emulated) if rung.supports.mods >= mods]
+    rungs = rungs[-1:] if mods else rungs
     every = range(HEAD_DIM_STEP, HEAD_DIMS[-1] + 1, HEAD_DIM_STEP)
     taken = tuple(columns for columns in every if any(rung.takes_head_dim(columns) for rung in rungs))
     apart = (any(rung.takes_head_dim(x) and not rung.refusal_of_v(x, HEAD_DIM_STEP) for rung in rungs) for x in taken)

@@ -172,9 +172,10 @@ def _goes_one_way(node: Node) -> bool:
 
 
 def _is_product(node: Node) -> bool:
+    """Or it may become one: compilers leave out what does not change a number."""
     match node:
-        case Unary(operand=operand):
-            return _is_product(operand)
+        case Unary(operand=part) | Call(function="float", arguments=(part,)) | Binary(operator="/", left=part):
+            return _is_product(part)
         case Binary(operator=operator):
             return operator == "*"
     return False

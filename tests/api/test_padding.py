@@ -11,6 +11,8 @@ from flashladder import attention, flash_attn_func, flash_attn_with_kvcache, pac
 from flashladder.common import catalog
 from flashladder.common.api import padding
 from flashladder.common.errors import UnsupportedProblemError
+from flashladder.common.problem.config import load_gpu
+from flashladder.common.problem.problem import Problem
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SINKS = torch.tensor([1.0, -2.0, 5.0, -math.inf])
@@ -265,3 +267,19 @@ def test_inputs_of_any_strides_are_copied(columns, cut):
         if with_gaps[1].stride(-1) != 1 or columns % 8:
             with pytest.raises(UnsupportedProblemError, match=r"k_cache has strides .*; kernels need"):
                 flash_attn_with_kvcache(whole[0], *with_gaps[1:], causal=True)
+
+
+MODS = ("mask=k<=q||h<1", "score=s*2.0", "bias:fp32[];score=s+bias[k];gradients=bias")
+
+
+@pytest.mark.parametrize("mods", MODS)
+@pytest.mark.parametrize("packed", [{}, {"total_q": 128, "total_k": 128}], ids=["one length", "packed"])
+def test_gradients_beside_expressions_have_a_rung_for_the_columns_that_tensors_get(mods, packed):
+    """Whichever rung a GPU of Hopper launches: some take fewer head_dims than others."""
+    card = catalog.Card("sm_90a", load_gpu("h100"))
+    trained = catalog.widths("backward", card.arch, mods=True)
+    for head_dim in range(8, 257, 8):
+        columns, columns_v = padding.columns(head_dim, head_dim, False, trained)
+        asked = {"head_dim": columns, "head_dim_v": columns_v, "mods": mods, "extents": ((64,),) * mods.count("[];")}
+        problem = Problem(operation="backward", batch=2, seqlen_q=64, seqlen_k=64, dtype="bf16", **asked, **packed)
+        assert catalog.choice(problem, card)[0].supports.mods
