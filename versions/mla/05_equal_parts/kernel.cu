@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
     const int head_k = blockIdx.y % params.num_heads_k, number = blockIdx.y / params.num_heads_k;
     const Part blocks = find_part<block_n, one_wave>(params, number);
     if (blocks.sequence < 0) return;  // there are fewer parts
-    launch_where_room(blocks, params.num_heads_k);
+    launch_where_room(params, blocks);
     const LatentPart<rows, block_n, causal> part{params, blocks.sequence, head_k, number, blocks.first_block(0),
                                                  blocks.first_block(1)};
     if (threadIdx.x == 0) {

@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(Share::num_threads, 1)
 
     const Part found = find_part<block_n, one_wave>(params, blockIdx.y / params.num_heads_k);
     if (found.sequence < 0) return;  // there are fewer parts
-    launch_where_room(found, params.num_heads_k);
+    launch_where_room(params, found);
     if (threadIdx.x == 0) {
         shared.blocks = found;
         ring.init(consumers / 32);
