@@ -29,9 +29,9 @@ LARGE = [
     {"seqlens_q": (300, 1000, 0, 700), "seqlens_k": (200, 1500, 10, 700)},
 ]
 NUMBER = 1  # of the sequence that stays
-HEADS = {"num_heads": 4, "num_heads_k": 2}
+HEADS = 4
+HEADS_K = {"groups": 2, "heads": 4}  # tiles of keys are added from the first ones on, and from the last ones
 OUTPUTS = ("dq", "dk", "dv")
-GROUP = 2  # heads that share the first one of K and V, which stay with it
 
 
 def spans(task: Problem) -> tuple[int, range, range]:
@@ -40,6 +40,11 @@ def spans(task: Problem) -> tuple[int, range, range]:
         return NUMBER, range(task.seqlen_q), range(task.seqlen_k)
     rows, keys = ([0, *itertools.accumulate(lengths)] for lengths in (task.seqlens_q, task.seqlens_k))
     return 0, range(rows[NUMBER], rows[NUMBER + 1]), range(keys[NUMBER], keys[NUMBER + 1])
+
+
+def group_of(task: Problem) -> int:
+    """Heads that share the first one of K and V, which stay with it."""
+    return task.num_heads // task.num_heads_k
 
 
 def changed(tensor: torch.Tensor, batch: int, stays: range, heads: int) -> torch.Tensor:
@@ -59,10 +64,11 @@ def rows_first(task: Problem, tensors: Tensors) -> torch.Tensor:
 def change(task: Problem, tensors: Tensors, rows: range, keys: range) -> None:
     """All inputs, but for these rows and keys of the first heads."""
     batch, *_ = spans(task)
+    group = group_of(task)
     for name in ("q", "o", "dout"):
-        tensors.by_name[name].copy_(changed(tensors.by_name[name], batch, rows, GROUP))
+        tensors.by_name[name].copy_(changed(tensors.by_name[name], batch, rows, group))
     lse = rows_first(task, tensors)
-    lse.copy_(changed(lse, batch, rows, GROUP))
+    lse.copy_(changed(lse, batch, rows, group))
     for name in ("k", "v"):
         tensors.by_name[name].copy_(changed(tensors.by_name[name], batch, keys, 1))
 
@@ -79,7 +85,7 @@ def require_independence(task: Problem, device: str, run) -> None:
         tensors.poison()
         run(tensors)
         for name, was in before.items():
-            stays, heads = (kept_rows, GROUP) if name == "dq" else (kept_keys, 1)
+            stays, heads = (kept_rows, group_of(task)) if name == "dq" else (kept_keys, 1)
             now, place = tensors.by_name[name], (batch, [*stays], slice(heads))
             assert torch.isfinite(was[place]).all()
             torch.testing.assert_close(now[place], was[place], rtol=0, atol=0)
@@ -102,9 +108,9 @@ def require_the_same_alone(task: Problem, sizes, device: str, runner) -> None:
         torch.testing.assert_close(apart.by_name[name][0], among.by_name[name][places[name]], rtol=0, atol=0)
 
 
-def require_independence_of(kind, sizes, causal, device, arch, make, launch) -> None:
+def require_independence_of(kind, sizes, heads_k, causal, device, arch, make, launch) -> None:
     rung, shape, config = kind
-    task = problem(**shape, **sizes, **HEADS, causal=causal, **SAME_BITS)
+    task = problem(**shape, **sizes, num_heads=HEADS, num_heads_k=heads_k, causal=causal, **SAME_BITS)
 
     def runner(each: Problem):
         module = make(rung, rung.config_for(each, **config), arch)
@@ -116,19 +122,22 @@ def require_independence_of(kind, sizes, causal, device, arch, make, launch) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "sizes"), [(KINDS[0], SMALL[1]), (KINDS[3], SMALL[0]), (KINDS[5], SMALL[1])], ids=["20", "21", "22"]
+    ("kind", "sizes", "heads_k"),
+    [(KINDS[0], SMALL[1], 2), (KINDS[3], SMALL[0], 4), (KINDS[5], SMALL[1], 4)],
+    ids=["20", "21", "22"],
 )
-def test_rows_do_not_depend_on_others(kind, sizes):
+def test_rows_do_not_depend_on_others(kind, sizes, heads_k):
     launch = partial(on_emulator, race=False)
-    require_independence_of(kind, sizes, True, "cpu", "sm_90a", translate, launch)
+    require_independence_of(kind, sizes, heads_k, True, "cpu", "sm_90a", translate, launch)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join([kind[0].number, *map(str, kind[1].values())]))
 @pytest.mark.parametrize("sizes", LARGE, ids=["dense", "packed"])
+@pytest.mark.parametrize("heads_k", HEADS_K.values(), ids=HEADS_K)
 @pytest.mark.parametrize("causal", [False, True])
-def test_rows_do_not_depend_on_others_on_a_gpu(kind, sizes, causal):
+def test_rows_do_not_depend_on_others_on_a_gpu(kind, sizes, heads_k, causal):
     if not kind[0].runs_on(device_arch()):
         pytest.skip(f"{kind[0].name} needs another GPU")
     launch = lambda *each: on_gpu(*each)()  # noqa: E731
-    require_independence_of(kind, sizes, causal, "cuda", device_arch(), build_one, launch)
+    require_independence_of(kind, sizes, heads_k, causal, "cuda", device_arch(), build_one, launch)
