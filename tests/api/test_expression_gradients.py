@@ -148,7 +148,7 @@ def test_under_torchs_name():
     def learned(score, b, h, q_idx, kv_idx):
         return score + bias[h, q_idx - kv_idx + 40]
 
-    block_mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 40, 40, device="cpu")
+    block_mask = create_block_mask(lambda b, h, q, k: (q >= k) & (k >= 0), None, None, 40, 40, device="cpu")
     heads_first = (x.transpose(1, 2) for x in inputs)
     o, lse = flex_attention(*heads_first, learned, block_mask, enable_gqa=True, return_lse=True)
     expected = textbook(*inputs, lambda b, h, q, k: k <= q, lambda s, b, h, q, k: s + bias[h, q - k + 40])
@@ -170,7 +170,9 @@ def test_compiled_in_one_graph():
     inputs, slope = qkv(**SIZES), random(4)
 
     def called(q, k, v, slope):
-        return attention(q, k, v, mask="k <= q", score="s * slope[h]", tensors={"slope": slope}, return_lse=True)
+        return attention(
+            q, k, v, mask="k <= q && k >= 0", score="s * slope[h]", tensors={"slope": slope}, return_lse=True
+        )
 
     compiled = torch.compile(called, fullgraph=True, backend="aot_eager")
     dout = torch.ones(1, 40, 4, 64).bfloat16()

@@ -167,11 +167,11 @@ def test_vmap_is_refused_by_name():
 @pytest.mark.parametrize(
     ("sizes", "options", "mask", "score"),
     [
-        ({"head_dim": 128}, {"mask": "k <= q && q - k < 9"}, lambda b, h, q, k: (k <= q) & (q - k < 9), None),
+        ({"head_dim": 128}, {"mask": "k <= q && q - k < 9 && k >= 0"}, lambda b, h, q, k: (k <= q) & (q - k < 9), None),
         ({"head_dim": 80}, {"mask": "k < 16 || k <= q", "causal": False}, lambda b, h, q, k: (k < 16) | (k <= q), None),
         ({"head_dim": 30}, {"score": "s * 2 + h"}, None, lambda s, b, h, q, k: s * 2 + h),
         ({"head_dim": 256}, {"mask": "(q - k) % 3 == 0"}, lambda b, h, q, k: (q - k).abs() % 3 == 0, None),
-        ({"seqlen_q": 60, "seqlen_k": 40}, {"mask": "k <= q"}, lambda b, h, q, k: k <= q, None),
+        ({"seqlen_q": 60, "seqlen_k": 40}, {"mask": "k <= q && k >= 0"}, lambda b, h, q, k: k <= q, None),
         ({"batch": 3}, {"mask": "k % 3 == b || h == 0"}, lambda b, h, q, k: (k % 3 == b) | (h == 0), None),
         (
             {"dtype": torch.float16},

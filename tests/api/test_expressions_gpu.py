@@ -64,7 +64,9 @@ def test_gradients(head_dim):
     row, key = torch.arange(keys - rows, keys, device="cuda")[:, None], torch.arange(keys, device="cuda")
     seen, near = (key <= row).expand(2, 2, -1, -1), (row - key).abs().clamp(max=63)
     inputs = [x.requires_grad_() for x in (q, k, v, bias)]
-    o = attention(*inputs[:3], mask="k <= q", score="s + bias[h][min(abs(q - k), 63)]", tensors={"bias": bias})
+    o = attention(
+        *inputs[:3], mask="k <= q && k >= 0", score="s + bias[h][min(abs(q - k), 63)]", tensors={"bias": bias}
+    )
     dout = torch.randn_like(o)
     found = torch.autograd.grad(o, inputs, dout)
     doubled = [x.detach().double().requires_grad_() for x in inputs]
