@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flashladder.common.expression.tree import Binary, Name, Node, Number, Type
+from flashladder.common.expression.tree import Binary, Name, Node, Number, Type, Unary
 
 MOST_ADDED = 1 << 20  # of a constant, so that sums of positions and a few of these have 32 bits
 _TURNED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<", "==": "=="}  # with its sides exchanged
@@ -24,6 +24,8 @@ class Band(NamedTuple):
 def band(mask: Node) -> Band | None:
     """What a mask shows where it is this alone, and each row's own key is in it; None of any other mask."""
     match mask:
+        case Number(value=True, type=Type.BOOL):
+            return Band()
         case Binary(operator="&&", left=left, right=right):
             first, second = band(left), band(right)
             return first.within(second) if first and second else None
@@ -67,6 +69,9 @@ def _linear(node: Node) -> _Linear | None:
             return 1, 0, 0
         case Name(name="k"):
             return 0, 1, 0
+        case Unary(operator="-", operand=operand) if found := _linear(operand):
+            a, b, number = found
+            return -a, -b, -number
         case Binary(operator="+" | "-" as operator, left=left, right=right):
             first, second, sign = _linear(left), _linear(right), 1 if operator == "+" else -1
             if first is not None and second is not None:

@@ -3,8 +3,9 @@
     from flashladder import create_block_mask, flex_attention
 
 A function is traced into the text of an expression (flex_trace.py), at each call: nothing tells whether what it reads
-has changed. The kernel is compiled once for a text, for all lengths. A block mask that is made here lists no blocks, so
-that it takes no memory; the lists of torch's own are read at each call.
+has changed. The kernel is compiled once for a text, for all lengths; a mask has one text where there are as many rows
+as keys, and one for all other lengths. A block mask that is made here lists no blocks, so that it takes no memory; the
+lists of torch's own are read at each call.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.attention import flex_attention as torchs
 from flashladder.common.api import attention, validate
 from flashladder.common.api.frontends.flex_blocks import in_blocks
 from flashladder.common.api.frontends.flex_trace import Traced, trace
+from flashladder.common.api.frontends.flex_tree import POSITION, ROW
 from flashladder.common.errors import UnsupportedProblemError
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -55,10 +57,13 @@ def create_block_mask(
 
     Rows count from 0, as in torch, however many keys there are. The function is called now, once: what it reads stays
     as it is now, and so do views of tensors. Elements of tensors are read at each call where they lie, on `device`.
-    BLOCK_SIZE and _compile change nothing here, as no blocks are listed.
+    BLOCK_SIZE and _compile change nothing here, as no blocks are listed. With as many keys as rows a row's number is
+    its position: then a causal function, or one of a window, becomes a mask that `attention` asks for as a window.
     Raises UnsupportedProblemError, by the name of an operation, for what no expression says.
     """
-    return BlockMask(mask_mod, B, H, (Q_LEN, KV_LEN), trace("mask_mod", mask_mod, torch.device(device), False, "m"))
+    row = POSITION if Q_LEN == KV_LEN else ROW
+    traced = trace("mask_mod", mask_mod, torch.device(device), False, "m", row)
+    return BlockMask(mask_mod, B, H, (Q_LEN, KV_LEN), traced)
 
 
 @torch.compiler.disable

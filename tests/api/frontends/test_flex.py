@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as torchs
 
+from flashladder.common.api import differentiable
 from flashladder.common.api.frontends import flex
 from flashladder.common.api.frontends.flex import create_block_mask, flex_attention
 from flashladder.common.api.frontends.flex_trace import trace
 from flashladder.common.api.frontends.flex_tree import ROW
 from flashladder.common.errors import UnsupportedProblemError
-from flashladder.common.expression import Declared, normal, parse
+from flashladder.common.expression import Declared, Mods, normal, parse
 from flashladder.common.expression.evaluate import TORCH_DTYPES, Evaluator
 
 HEADS, ROWS, KEYS = 3, 6, 9
@@ -134,6 +135,32 @@ def test_the_text_reads_as_it_would_be_written():
     assert made.tensors["m0"] is DOCUMENTS
     text = normal(parse.mask(made.text.replace(normal(ROW), "q"), {"m0": Declared("m0", "int64", 1)}))
     assert text == "true&&q>=k&&m0[q]==m0[k]"
+
+
+@pytest.mark.parametrize(
+    ("function", "bounds"),
+    [(causal, (True, None, None)), (torchs.and_masks(causal, lambda b, h, q, k: q - k < 4), (True, 3, None))],
+    ids=["causal", "window"],
+)
+def test_a_window_of_as_many_rows_as_keys_is_asked_for_as_one(function, bounds, monkeypatch):
+    """Of other lengths it is none, as torch counts rows from the first. There is one text for each of both."""
+    asked, attend = [], differentiable.attend
+    monkeypatch.setattr(differentiable, "attend", lambda *given: asked.append(given[3]) or attend(*given))
+    q, k, v = torch.randn(3, 1, 1, KEYS, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
+    made = {
+        lengths: create_block_mask(function, None, None, *lengths, device="cpu")
+        for lengths in ((KEYS, KEYS), (40, 40), (ROWS, KEYS), (7, 40))
+    }
+    found = flex_attention(q, k, v, block_mask=made[KEYS, KEYS])
+    assert (asked[0].causal, asked[0].window_left, asked[0].window_right) == bounds
+    assert not hasattr(asked[0], "mods")
+    place = torch.arange(KEYS)
+    seen = function(torch.tensor(0), torch.tensor(0), place[:, None], place)
+    exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), seen)
+    assert (found - exact).abs().max() < 0.02
+    equal, _, other, _ = texts = [each.expression for each in made.values()]
+    assert texts == [equal, equal, other, other]
+    assert Mods.of(other).window_apart is None
 
 
 @pytest.mark.parametrize(
