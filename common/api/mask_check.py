@@ -65,8 +65,9 @@ def check_mask(
     """Runs attention(mask=, score=, tensors=) of these sizes on the emulator, on random Q, K and V, and checks it.
 
     The arguments are attention's; num_heads_k is num_heads where none is given, and seqlen_k is seqlen_q. Tensors are
-    on the CPU. Returns what was found, with the rows that see no key: a test may assert that there are none. A new
-    expression takes a second or two, which its compilation takes.
+    on the CPU. The kernel evaluates the expression itself, also where `attention` would ask for its mask as a window.
+    Returns what was found, with the rows that see no key: a test may assert that there are none. A new expression takes
+    a second or two, which its compilation takes.
 
     Raises ExpressionError for text that is none and for an index that leaves its tensor, RaceError (an EmulatorError)
     for a race, VerificationError for a wrong O or log-sum-exp and for rows that are NaN, and UnsupportedProblemError

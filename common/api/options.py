@@ -162,7 +162,7 @@ class Options(Flat):
 class Modified(Options):
     """The same with a mask and a score by expressions, as `Mods.asked` has them, and the tensors that these read.
 
-    They are contiguous, in the order of the expressions.
+    They are contiguous, in the order of their names.
     """
 
     mods: str = ""
