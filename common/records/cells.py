@@ -13,8 +13,9 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from flashladder.common.catalog.schema import one_of as one_of
-from flashladder.common.errors import ConfigError, UnsupportedProblemError
-from flashladder.common.problem.config import parse_values
+from flashladder.common.errors import ConfigError, ExpressionError, UnsupportedProblemError
+from flashladder.common.expression import Mods
+from flashladder.common.problem.config import MODS, parse_values
 from flashladder.common.problem.problem import operation_named
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -65,7 +66,8 @@ Release = Annotated[str, text(r"\d[\w.+-]{0,99}", "a release, such as 2.11.0+cu1
 Time = Annotated[
     str, text(r"\d{4}-\d\d-\d\d([T ][\d:.]{1,20}([+-]\d\d:\d\d|Z)?)?", "a time, such as 2026-01-02T03:04:05+00:00")
 ]
-Pairs = Annotated[str, text(r"(?!www\.)\w[\w.+/=,-]{0,999}", "fields with values, such as block_m=64,num_warps=4")]
+_PAIRS = "fields with values, such as block_m=64,num_warps=4"
+Pairs = Annotated[str, text(r"(?!www\.)\w[\w.+/=,-]{0,999}", _PAIRS)]
 Words = Annotated[
     str,
     text(  # with // or www. a word would become a link
@@ -77,14 +79,20 @@ Free = Annotated[str, text(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*", "a line witho
 
 
 def _config(value: str) -> str:
+    """With other characters in its expressions alone, which are spelled as their trees are."""
     try:
-        parse_values(value)
-    except ConfigError as error:
+        mods = str(parse_values(value).get(MODS, ""))
+        if mods and Mods.parse(mods).spelled == mods:
+            _PLAIN.validate_python(value.replace(f"{MODS}={mods}", MODS))
+            return value
+    except (ConfigError, ExpressionError) as error:
+        _PLAIN.validate_python(value)
         raise refusal(f"cannot be read: {error}") from None
-    return value
+    return _PLAIN.validate_python(value)
 
 
-ConfigText = Annotated[Pairs, AfterValidator(_config)]  # a configuration's name
+_PLAIN: TypeAdapter[str] = TypeAdapter(Pairs)
+ConfigText = Annotated[str, AfterValidator(_config)]  # a configuration's name
 
 
 def _operation(value: str) -> str:
