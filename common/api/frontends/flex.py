@@ -39,7 +39,7 @@ class BlockMask:
 
     @property
     def expression(self) -> str:
-        """As `attention` takes it for `mask`, with `traced.tensors`."""
+        """As `attention` takes it for `mask`, with `traced.tensors`, of as many rows and keys as it was made for."""
         return self.traced.text
 
 
