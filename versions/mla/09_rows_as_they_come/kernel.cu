@@ -252,10 +252,10 @@ struct TeamWarp {
     __device__ static float largest_of_warp(float x) {
         return __int_as_float(ordered(__reduce_max_sync(0xffffffff, ordered(__float_as_int(x)))));
     }
-    // Of the largest scale. That of zeros only may be 0: P must not become infinite.
+    // Of the largest scale. That of zeros only may be 0: no sum of P, 2^105 for a key then, must become infinite.
     __device__ static float log2_of(float4 scales) {
         const float largest = fmaxf(fmaxf(fabsf(scales.x), fabsf(scales.y)), fmaxf(fabsf(scales.z), fabsf(scales.w)));
-        return __log2f(fmaxf(largest, 0x1p-100f));
+        return __log2f(fmaxf(largest, 0x1p-90f));
     }
 };
 
