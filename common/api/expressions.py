@@ -45,7 +45,7 @@ def added(options: Options, mask: Any, score: Any, tensors: Named | None, q: tor
 def options_with(
     options: Options, mask: Any, score: Any, tensors: Named | None, q: torch.Tensor, k: torch.Tensor
 ) -> Options:
-    """The same, but a mask that is a window alone is asked for as one: its kernels evaluate nothing."""
+    """What `added` gives, but a mask that is a window alone becomes one: kernels of windows evaluate nothing."""
     found = added(options, mask, score, tensors, q, k)
     if (apart := _window_apart(found.mods)) is None:
         return found

@@ -145,7 +145,7 @@ class Mods:
         mask, score = (text.c(tree) if tree else default for tree, default in ((self.mask, "true"), (self.score, "s")))
         read, of_score = (names(tree) if tree else set() for tree in (self.mask, self.score))
         within = ranges.c(self.mask) if self.mask else "ranges::truth(true)"
-        what, given = "template <class Params>\n    __device__ static", "const Params &params, const Place &at"
+        what, given = "template <class Params>\n    __device__ static", text.GIVEN
         return [
             f"constexpr bool has_mask = {str(self.mask is not None).lower()};",
             f"constexpr bool has_score = {str(self.score is not None).lower()};",

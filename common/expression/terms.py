@@ -12,8 +12,6 @@ from flashladder.common.expression import text
 from flashladder.common.expression.tree import SCORE, Binary, Choice, Element, Node, Type, names, walk
 from flashladder.common.expression.typed import LOGIC
 
-_GIVEN = "const Params &params, const Place &at"
-
 
 def terms(tree: Node, of: str) -> tuple[Node, ...]:
     """The largest that name of q and k only `of`, which is one of them; each once.
@@ -47,7 +45,7 @@ def header(mask: Node | None) -> Iterator[str]:
     yield f"static constexpr bool has_terms = {str(bool(held)).lower()};"
     yield "template <class Params>"
     body = text.c(mask, held) if mask else "true"
-    yield f"__device__ static bool mask({_GIVEN}, const OfKey &key, const OfRow &row) {{ return {body}; }}"
+    yield f"__device__ static bool mask({text.GIVEN}, const OfKey &key, const OfRow &row) {{ return {body}; }}"
 
 
 def _struct(what: str, found: tuple[Node, ...]) -> Iterator[str]:
@@ -58,7 +56,7 @@ def _struct(what: str, found: tuple[Node, ...]) -> Iterator[str]:
     yield f"    __device__ {name} from(int lane) const {{ return {{{values}}}; }}"
     yield "};"
     yield "template <class Params>"
-    yield f"__device__ static {name} of_{what}({_GIVEN}) {{ return {{{', '.join(map(text.c, found))}}}; }}"
+    yield f"__device__ static {name} of_{what}({text.GIVEN}) {{ return {{{', '.join(map(text.c, found))}}}; }}"
 
 
 def _field(number: int) -> str:

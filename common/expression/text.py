@@ -23,6 +23,7 @@ from flashladder.common.expression.typed import EQUALITY, LEVELS, ORDER, SHIFTS,
 MOST_DIGITS = 9  # with so many any number of fp32 is read back
 _CHOICE, _UNARY, _VALUE = 0, len(LEVELS) + 1, len(LEVELS) + 2
 C_TYPES = {Type.BOOL: "bool", Type.INT: "int", Type.LONG: "long long", Type.FLOAT: "float"}
+GIVEN = "const Params &params, const Place &at"  # to a function that a text is the body of
 _C_NAMES = {"int": "to_int", "float": "to_float"}  # C++ has other uses for these words
 # Of whole numbers, where C leaves some results undefined.
 _GUARDED = {"+": "sum", "-": "difference", "*": "product", "/": "quotient", "%": "remainder"}

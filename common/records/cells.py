@@ -1,7 +1,8 @@
 """What a cell of a log may hold. A file may come from a stranger, and its cells go to pages, pictures and terminals.
 
 So a number is one that can have been measured. A text has the characters that its column needs: none of them makes
-HTML, a link, a formula or a terminal's command.
+HTML, a link, a formula or a terminal's command. An expression in a configuration compares with < and >, so it is only
+taken if it parses; pages and pictures escape what they show.
 """
 
 from __future__ import annotations
@@ -66,8 +67,7 @@ Release = Annotated[str, text(r"\d[\w.+-]{0,99}", "a release, such as 2.11.0+cu1
 Time = Annotated[
     str, text(r"\d{4}-\d\d-\d\d([T ][\d:.]{1,20}([+-]\d\d:\d\d|Z)?)?", "a time, such as 2026-01-02T03:04:05+00:00")
 ]
-_PAIRS = "fields with values, such as block_m=64,num_warps=4"
-Pairs = Annotated[str, text(r"(?!www\.)\w[\w.+/=,-]{0,999}", _PAIRS)]
+Pairs = Annotated[str, text(r"(?!www\.)\w[\w.+/=,-]{0,999}", "fields with values, such as block_m=64,num_warps=4")]
 Words = Annotated[
     str,
     text(  # with // or www. a word would become a link
@@ -76,22 +76,22 @@ Words = Annotated[
     ),
 ]
 Free = Annotated[str, text(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*", "a line without control characters")]
+_PLAIN: TypeAdapter[str] = TypeAdapter(Pairs)
 
 
 def _config(value: str) -> str:
     """With other characters in its expressions alone, which are spelled as their trees are."""
+    plain = value
     try:
-        mods = str(parse_values(value).get(MODS, ""))
-        if mods and Mods.parse(mods).spelled == mods:
-            _PLAIN.validate_python(value.replace(f"{MODS}={mods}", MODS))
-            return value
+        if mods := str(parse_values(value).get(MODS, "")):
+            plain = value.replace(f"{MODS}={Mods.parse(mods).spelled}", MODS)
     except (ConfigError, ExpressionError) as error:
         _PLAIN.validate_python(value)
         raise refusal(f"cannot be read: {error}") from None
-    return _PLAIN.validate_python(value)
+    _PLAIN.validate_python(plain)
+    return value
 
 
-_PLAIN: TypeAdapter[str] = TypeAdapter(Pairs)
 ConfigText = Annotated[str, AfterValidator(_config)]  # a configuration's name
 
 
